@@ -26,7 +26,7 @@ ROUNDS = (
     ("device-1", "device-3", "device-5", "device-7"),
     tuple(MANY),
 )
-# The same devices without one class's samples.
+# The same devices without the samples of class 2.
 WITHOUT_2 = {name: Shard(part.x[part.y != 2], part.y[part.y != 2]) for name, part in MANY.items()}
 
 

@@ -84,10 +84,10 @@ def plain(hyper, data, rounds=PRESENT):
     return models, teller, numbers
 
 
-@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "a class that no device holds"])
 @pytest.mark.parametrize("rounds", [PRESENT, LATE_FIRST], ids=["in order", "device-2 first"])
 @pytest.mark.parametrize("clients", [0, 5])
-def test_four_rounds_are_those_of_a_plain_loop(clients, rounds, data):
+def test_four_rounds_equal_those_of_a_plain_loop(clients, rounds, data):
     hyper = replace(HYPER, clients=clients)
     server, clients = played(adcol, hyper, data, rounds)
     models, teller, numbers = plain(hyper, data, rounds)
@@ -99,7 +99,7 @@ def test_four_rounds_are_those_of_a_plain_loop(clients, rounds, data):
             assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-10)
 
 
-def test_no_model_is_averaged_and_what_crosses_is_features_and_the_discriminator():
+def test_devices_send_only_features_and_the_server_sends_only_the_discriminator():
     server, clients = halves(adcol, HYPER)
     server.begin(1, [member(name, client) for name, client in clients.items()])
     down = next(server.round()).payload
@@ -113,7 +113,7 @@ def test_no_model_is_averaged_and_what_crosses_is_features_and_the_discriminator
     assert not same(clients["device-0"].model.state_dict(), clients["device-1"].model.state_dict())
 
 
-def test_the_term_is_zero_where_a_discriminator_cannot_tell_and_its_gradient_reaches_the_device_alone():
+def test_the_term_is_zero_with_one_output_and_its_gradient_reaches_only_the_device():
     client = halves(adcol, HYPER)[1]["device-0"]
     x, y = client.data.x, client.data.y
     # With one output of the discriminator only the cross entropy is left.
@@ -128,7 +128,7 @@ def test_the_term_is_zero_where_a_discriminator_cannot_tell_and_its_gradient_rea
     assert same(client.D.state_dict(), before)
 
 
-def test_a_device_without_mu_learns_alone():
+def test_a_device_with_mu_0_learns_alone():
     hyper = replace(HYPER, mu=0.0)
     server, clients = halves(adcol, hyper)
     play(server, clients, 1)
@@ -138,7 +138,7 @@ def test_a_device_without_mu_learns_alone():
     assert_close(clients["device-0"].model.state_dict(), model.state_dict(), rtol=1e-10, atol=1e-12)
 
 
-def test_models_are_averaged_if_it_is_set_and_then_the_global_one_is_measured():
+def test_average_models_averages_the_models_and_reports_the_global_model():
     hyper = replace(HYPER, average_models=True, mu=0.0)
     server, _ = played(adcol, hyper)
     other, _ = played(fedavg, fedavg.Hyper(**LOCAL))
@@ -152,7 +152,7 @@ def test_models_are_averaged_if_it_is_set_and_then_the_global_one_is_measured():
     assert same(again.payload(), server.payload())
 
 
-def test_the_cost_with_averaged_models_is_what_crosses():
+def test_the_cost_with_averaged_models_equals_the_sent_numbers():
     hyper = replace(HYPER, average_models=True)
     server, clients = halves(adcol, hyper)
     up = play(server, clients, 1)[0]["device-1"]
@@ -167,7 +167,7 @@ def test_the_cost_with_averaged_models_is_what_crosses():
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_the_cost_with_outputs_for_devices_yet_to_come_is_what_crosses(average):
+def test_the_cost_with_outputs_for_later_devices_equals_the_sent_numbers(average):
     hyper = replace(HYPER, clients=9, average_models=average)
     server, clients = halves(adcol, hyper)
     server.begin(1, [member(name, client) for name, client in clients.items()])
@@ -182,16 +182,18 @@ def test_the_cost_with_outputs_for_devices_yet_to_come_is_what_crosses(average):
     assert adcol.METHOD.under(hyper).cost(more).down["discriminator"] == sent + 2 * WIDTH
 
 
-def test_a_device_judges_its_memory_by_the_discriminator_too_with_as_many_outputs_as_came():
+def test_the_networks_of_a_device_include_a_discriminator_of_the_received_size():
     outputs = lambda half: [len(n[-1].weight) for n in half.networks() if n is not half.model]  # noqa: E731
     server, clients = halves(adcol, HYPER)
     assert outputs(clients["device-0"]) == [1]
     play(server, clients, 1)
     assert outputs(clients["device-0"]) == [len(clients)]
-    assert outputs(halves(adcol, replace(HYPER, clients=9))[1]["device-0"]) == [9], "before anything came"
+    assert outputs(halves(adcol, replace(HYPER, clients=9))[1]["device-0"]) == [9], (
+        "before the device has received anything"
+    )
 
 
-def test_a_server_and_a_device_that_start_again_go_on_with_the_same_bits():
+def test_a_restored_server_and_a_restored_device_continue_with_the_same_bits():
     server, clients = played(adcol, HYPER)
     again = adcol.METHOD.Server(network(), HYPER, 7)
     again.restore(snapshot(server.state()))
@@ -203,7 +205,7 @@ def test_a_server_and_a_device_that_start_again_go_on_with_the_same_bits():
     assert same(again.state(), server.state()) and same(other.state(), clients["device-0"].state())
 
 
-def test_the_order_of_arrival_changes_no_bit_and_neither_does_the_disk():
+def test_the_order_of_answers_and_their_storage_on_disk_change_no_bit():
     up = play(*halves(adcol, HYPER), 1)[0]
     states = []
     for order in itertools.permutations(DATA):
@@ -219,7 +221,7 @@ def test_the_order_of_arrival_changes_no_bit_and_neither_does_the_disk():
     assert all(same(states[0], other) for other in states)
 
 
-def test_features_of_more_samples_than_a_device_has_and_huge_ones_are_refused():
+def test_too_many_features_and_too_large_features_are_refused():
     server, clients = halves(adcol, HYPER)
     server.begin(1, [member(name, client) for name, client in clients.items()])
     ask = next(server.round())
@@ -229,7 +231,7 @@ def test_features_of_more_samples_than_a_device_has_and_huge_ones_are_refused():
     assert "features has" in ask.problem_with({"features": sent["features"] + 1e7}, 18).message
 
 
-def test_what_it_says_of_a_round_is_how_well_devices_are_told_apart():
+def test_the_monitor_reports_the_number_of_features_and_the_loss_of_the_discriminator():
     server, clients = halves(adcol, replace(HYPER, server_epochs=40))
     play(server, clients, 1)
     figures = server.monitor()
@@ -245,7 +247,7 @@ def test_what_it_says_of_a_round_is_how_well_devices_are_told_apart():
         ("server_momentum", 1.0, "server_momentum is 1.0, it must be at least 0 and below 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, problem):
     with pytest.raises(ValueError) as error:
         adcol.Hyper(**{setting: value})
     assert str(error.value).startswith(problem)

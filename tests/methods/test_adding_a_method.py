@@ -39,7 +39,7 @@ def fedexp(tmp_path_factory):
     load.cache_clear()
 
 
-def test_the_file_has_fewer_than_eighty_lines():
+def test_the_file_of_the_page_has_fewer_than_eighty_lines():
     assert len(CODE.splitlines()) < 80
 
 
@@ -69,7 +69,7 @@ def trained(start, name, number, hyper):
 
 
 @pytest.mark.parametrize("most", [10.0, 1.05])
-def test_its_rounds_are_those_of_a_plain_loop(fedexp, most):
+def test_four_rounds_equal_those_of_a_plain_loop(fedexp, most):
     hyper = fedexp.Hyper(**SETTINGS, most=most)
     server, _ = played(fedexp, hyper)
     before, now, steps = loop(hyper)
@@ -80,7 +80,7 @@ def test_its_rounds_are_those_of_a_plain_loop(fedexp, most):
         assert_close(server.payload()[f"weights.{key}"], result, rtol=1e-8, atol=1e-10)
 
 
-def test_a_device_that_says_a_length_of_a_billion_is_refused(fedexp):
+def test_an_impossible_length_in_an_update_is_refused(fedexp):
     hyper = fedexp.Hyper(**SETTINGS)
     server, clients = server_of(fedexp.METHOD, hyper), clients_of(fedexp.METHOD, hyper)
     server.begin(1, [member(name, client) for name, client in clients.items()])
@@ -91,7 +91,7 @@ def test_a_device_that_says_a_length_of_a_billion_is_refused(fedexp):
     assert floats(sent) == fedexp.cost(Sizes(clients["device-0"].model, held=3)).up
 
 
-def test_it_learns_through_the_wire_and_a_kill_changes_no_bit(fedexp, tmp_path):
+def test_the_method_learns_through_the_wire_and_a_restart_changes_no_bit(fedexp, tmp_path):
     unbroken, broken = simulation(tmp_path / "a", "fedexp").run(), simulation(tmp_path / "b", "fedexp")
     broken.clock.call_at(2.0, broken.boot_coordinator)
     broken.run()
@@ -102,7 +102,7 @@ def test_it_learns_through_the_wire_and_a_kill_changes_no_bit(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_installed_protofleet_with_the_file_put_in_runs_it_over_a_broker(tmp_path):
+def test_an_installed_protofleet_runs_the_added_file_over_a_broker(tmp_path):
     site = tmp_path / "site"
     build_wheel(tmp_path)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:

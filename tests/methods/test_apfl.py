@@ -32,10 +32,10 @@ from tests.methods.tiny import member, normal, same
 HYPER = apfl.Hyper(**LOCAL, alpha=0.25, weight_decay=1e-2)
 CASES = {
     "a fixed share": (DATA, {}),
-    "a share that moves": (DATA, {"adaptive": True}),
+    "an adaptive share": (DATA, {"adaptive": True}),
     "clipped gradients": (DATA, {"clip": 0.5, "alpha": 0.75}),
     "no momentum and no decay": (DATA, {"momentum": 0.0, "weight_decay": 0.0}),
-    "a class that nobody holds": (WITHOUT_2, {}),
+    "a class that no device holds": (WITHOUT_2, {}),
 }
 
 
@@ -82,7 +82,7 @@ def slope(net, part, x, y, hyper):
 
 
 @pytest.mark.parametrize(("devices", "variant"), CASES.values(), ids=CASES)
-def test_four_rounds_are_those_of_a_plain_loop(devices, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(apfl, hyper, devices)
     shared, own, mixtures, alphas = plain(devices, hyper)
@@ -96,7 +96,7 @@ def test_four_rounds_are_those_of_a_plain_loop(devices, variant):
 
 
 @pytest.mark.parametrize("variant", [{"alpha": 1.0}, {"adaptive": True, "clip": 0.3}], ids=str)
-def test_the_global_model_has_the_bits_of_fedavgs(variant):
+def test_the_global_model_has_the_same_bits_as_that_of_fedavg(variant):
     server, _ = played_in_float32(apfl, replace(HYPER, **variant))
     same_budget = fedavg.Hyper(**LOCAL, weight_decay=HYPER.weight_decay, clip=variant.get("clip"))
     other, _ = played_in_float32(fedavg, same_budget)
@@ -104,7 +104,7 @@ def test_the_global_model_has_the_bits_of_fedavgs(variant):
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
-def test_with_alpha_1_every_device_has_the_bits_of_singlesets_model(clip):
+def test_a_device_with_alpha_1_has_the_same_model_as_with_singleset(clip):
     _, clients = played_in_float32(apfl, replace(HYPER, alpha=1.0, clip=clip))
     budget = singleset.LocalHyper(**LOCAL, weight_decay=HYPER.weight_decay, clip=clip)
     _, others = played_in_float32(singleset, budget)
@@ -112,7 +112,7 @@ def test_with_alpha_1_every_device_has_the_bits_of_singlesets_model(clip):
         assert same(client.model.state_dict(), others[name].model.state_dict())
 
 
-def test_with_alpha_0_the_own_model_never_moves_and_the_received_parameters_are_used():
+def test_a_device_with_alpha_0_uses_the_received_parameters():
     server, clients = played_in_float32(apfl, replace(HYPER, alpha=0.0))
     first = played_in_float32(apfl, HYPER, rounds=())[1]
     for name, client in clients.items():
@@ -122,7 +122,7 @@ def test_with_alpha_0_the_own_model_never_moves_and_the_received_parameters_are_
             assert torch.equal(found, expected)
 
 
-def test_the_mixture_and_the_step_of_alpha_are_those_of_sums_over_single_numbers():
+def test_the_mixture_and_the_step_of_alpha_equal_sums_over_single_numbers():
     own, shared, gradient = (normal(3, 4, seed=seed) for seed in range(3))
     flat = [tensor.flatten().tolist() for tensor in (own, shared, gradient)]
     for alpha in (0.0, 0.3, 0.8, 1.0):
@@ -139,7 +139,7 @@ def test_the_mixture_and_the_step_of_alpha_are_those_of_sums_over_single_numbers
     assert {moved_alpha(0.5, 1e3, parts), moved_alpha(0.5, -1e3, parts)} == {0.0, 1.0}
 
 
-def test_alpha_moves_against_the_derivative_of_the_loss_of_the_mixture_by_alpha():
+def test_alpha_changes_by_the_derivative_of_the_loss_with_respect_to_alpha():
     own, shared, x = (normal(5, 3, seed=seed) for seed in range(3))
     alpha = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
     u = alpha * own + (1 - alpha) * shared
@@ -149,7 +149,7 @@ def test_alpha_moves_against_the_derivative_of_the_loss_of_the_mixture_by_alpha(
     assert found == pytest.approx(0.4 - 0.1 * float(alpha.grad), abs=1e-12) and found != 0.4
 
 
-def test_alpha_moves_once_in_a_round_however_many_batches_there_are(monkeypatch):
+def test_alpha_changes_once_in_a_round_for_any_number_of_batches(monkeypatch):
     moved = []
     monkeypatch.setattr(apfl, "moved_alpha", lambda *given: moved.append(given) or 0.6)
     _, clients = played(apfl, replace(HYPER, adaptive=True, epochs=3))
@@ -157,7 +157,7 @@ def test_alpha_moves_once_in_a_round_however_many_batches_there_are(monkeypatch)
     assert all(client.alpha == 0.6 for client in clients.values())
 
 
-def test_the_last_broadcast_is_mixed_with_what_a_device_kept_through_a_restart():
+def test_the_last_broadcast_is_mixed_with_the_kept_model_also_after_a_restart():
     hyper = replace(HYPER, adaptive=True)
     server, clients = played(apfl, hyper)
     for name, client in clients.items():
@@ -177,7 +177,7 @@ def test_the_last_broadcast_is_mixed_with_what_a_device_kept_through_a_restart()
         assert statistics and all(torch.equal(found[key], value) for key, value in statistics.items())
 
 
-def test_no_value_of_the_own_model_and_no_alpha_is_sent():
+def test_a_device_sends_no_value_of_its_own_model_and_no_alpha():
     server, clients = halves(apfl, HYPER)
     server.begin(1, [member(name, client) for name, client in clients.items()])
     ask, client = next(server.round()), clients["device-0"]
@@ -191,6 +191,6 @@ def test_no_value_of_the_own_model_and_no_alpha_is_sent():
     assert sent.keys() == ask.wants.keys() and ask.problem_with(sent) is None
 
 
-def test_the_share_has_bounds():
+def test_alpha_above_1_is_refused():
     with pytest.raises(ValueError, match=r"alpha is 1.1, it must be at least 0 and at most 1"):
         apfl.Hyper(alpha=1.1)

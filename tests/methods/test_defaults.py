@@ -169,10 +169,10 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_setting_that_nobody_has_said_is_that_of_the_text(name):
+def test_the_default_settings_are_those_of_the_paper_or_the_code_of_its_authors(name):
     common = COMMON if issubclass(load(name).Hyper, LocalHyper) else {}
     assert asdict(load(name).Hyper()) == {**common, **DEFAULTS[name]}
 
 
-def test_the_table_has_all_methods():
+def test_the_table_contains_all_methods():
     assert sorted(DEFAULTS) == METHODS

@@ -30,7 +30,7 @@ CASES = {
     "as many epochs": (DATA, {}),
     "more epochs": (DATA, {"personal_epochs": 3}),
     "fewer epochs, no momentum": (DATA, {"personal_epochs": 1, "momentum": 0.0, "lam": 2.0}),
-    "a class that nobody holds": (WITHOUT_2, {}),
+    "a class that no device holds": (WITHOUT_2, {}),
 }
 
 
@@ -66,7 +66,7 @@ def played_in_float32(module, hyper, rounds=(1, 2, 3)):
 
 
 @pytest.mark.parametrize(("devices", "variant"), CASES.values(), ids=CASES)
-def test_four_rounds_are_those_of_a_plain_loop(devices, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(ditto, hyper, devices)
     shared, own = plain(devices, hyper)
@@ -76,20 +76,20 @@ def test_four_rounds_are_those_of_a_plain_loop(devices, variant):
 
 
 @pytest.mark.parametrize("variant", [{"lam": 3.0, "personal_epochs": 5}, {"lam": 0.0}], ids=str)
-def test_the_global_model_has_the_bits_of_fedavgs(variant):
+def test_the_global_model_has_the_same_bits_as_that_of_fedavg(variant):
     server, _ = played_in_float32(ditto, replace(HYPER, **variant))
     other, _ = played_in_float32(fedavg, fedavg.Hyper(**LOCAL))
     assert same(server.state(), other.state())
 
 
-def test_with_lam_0_every_device_has_the_bits_of_singlesets_model():
+def test_a_device_with_lam_0_has_the_same_model_as_with_singleset():
     _, clients = played_in_float32(ditto, replace(HYPER, lam=0.0))
     _, others = played_in_float32(singleset, singleset.LocalHyper(**LOCAL))
     for name, client in clients.items():
         assert same(client.model.state_dict(), others[name].model.state_dict())
 
 
-def test_a_larger_lam_keeps_the_own_model_nearer_to_the_received_one():
+def test_a_larger_lam_keeps_the_own_model_nearer_to_the_received_model():
     def distance(lam):
         plain_sgd = replace(HYPER, lam=lam, momentum=0.0, epochs=4)
         clients = played_in_float32(ditto, plain_sgd, rounds=(1,))[1].values()
@@ -102,7 +102,7 @@ def test_a_larger_lam_keeps_the_own_model_nearer_to_the_received_one():
     assert distance(5.0) < distance(1.0) < distance(0.0)
 
 
-def test_the_gradient_of_the_term_is_lam_times_the_distance_and_none_reaches_the_received_model():
+def test_the_gradient_of_the_term_is_lam_times_the_difference_of_the_models():
     client = halves(ditto, HYPER)[1]["device-0"]
     with torch.no_grad():
         for i, w in enumerate(client.world.parameters()):
@@ -119,7 +119,7 @@ def test_the_gradient_of_the_term_is_lam_times_the_distance_and_none_reaches_the
     assert all(w.grad is None for w in client.world.parameters())
 
 
-def test_the_own_model_is_measured_and_stays_as_it_was_through_a_restart_and_rounds_without_the_device():
+def test_the_own_model_of_a_device_survives_a_restart_and_rounds_without_it():
     server, clients = played(ditto, HYPER)
     for name, client in clients.items():
         again = ditto.METHOD.Client(network(), DATA[name], HYPER, 7, name)
@@ -134,7 +134,7 @@ def test_the_own_model_is_measured_and_stays_as_it_was_through_a_restart_and_rou
         assert not same(weights_of(client.model), snapshot(server.state()))
 
 
-def test_the_last_evaluation_sends_nothing():
+def test_the_broadcast_of_the_last_evaluation_is_empty():
     server, clients = played(ditto, HYPER)
     assert dict(server.payload()) == {}
     assert set(next(server.round()).payload) == {f"weights.{key}" for key in network().state_dict()}
@@ -162,7 +162,7 @@ def test_an_upload_with_a_wrong_array_is_refused(module):
     assert ask.problem_with(right, norm=1e-3) is not None
 
 
-def test_the_settings_have_bounds():
+def test_settings_out_of_their_bounds_are_refused():
     for wrong, words in (
         ({"lam": -1.0}, "lam is -1.0, it must be at least 0"),
         ({"personal_epochs": 0}, "at least 1"),

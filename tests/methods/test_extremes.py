@@ -24,7 +24,7 @@ MOST = 40  # Most examples of a device.
 SECONDS = 20.0  # Most seconds of a round on a shared machine; a round usually takes some hundredths.
 KNOWN = {"init_steps": 5, "server_epochs": 3, "server_steps": 3}
 DRAWS = 12
-AS_SET = 1e6  # The default norm of protofleet.coordinator.devices.limits.CoordinatorLimits.
+DEFAULT_NORM = 1e6  # The default norm of protofleet.coordinator.devices.limits.CoordinatorLimits.
 
 
 def plan_for(method, dice):
@@ -62,9 +62,9 @@ def play_a_round(server: ServerHalf, number: int, dice: random.Random, norm: flo
     return good
 
 
-@pytest.mark.parametrize("norm", [AS_SET, math.inf], ids=["the norm as set", "no norm"])
+@pytest.mark.parametrize("norm", [DEFAULT_NORM, math.inf], ids=["the default norm", "no norm"])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_answer_that_is_taken_makes_a_server_half_raise_or_hang(method, norm):
+def test_no_accepted_answer_makes_a_server_half_raise_or_hang(method, norm):
     good = 0
     for seed in range(DRAWS):
         dice = random.Random(f"{method}/{seed}")
@@ -79,15 +79,15 @@ def test_no_answer_that_is_taken_makes_a_server_half_raise_or_hang(method, norm)
             again.restore(snapshot(server.state()))
             assert same_bits(again.state(), server.state()), f"seed {seed}"
             server = again
-    assert good > 2 * DRAWS, "most answers are good, or nothing is shown"
+    assert good > 2 * DRAWS, "most answers must be accepted, or the test shows nothing"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_within_the_norm_that_is_set_what_comes_of_extremes_is_numbers(method):
+def test_extreme_answers_within_the_default_norm_leave_a_finite_state(method):
     for seed in range(DRAWS):
         dice = random.Random(f"{method}/finite/{seed}")
         server = plan_for(method, dice).server_half()
-        play_a_round(server, 1, dice, AS_SET)
+        play_a_round(server, 1, dice, DEFAULT_NORM)
         bad = [name for name, value in server.state().items() if not value.isfinite().all()]
         assert not bad, f"seed {seed}"
 

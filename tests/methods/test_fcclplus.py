@@ -150,7 +150,7 @@ def four_rounds(hyper, data, rounds):
     ids=str,
 )
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "without one"])
-def test_four_rounds_are_those_of_a_plain_loop(change, data):
+def test_four_rounds_equal_those_of_a_plain_loop(change, data):
     hyper = replace(HYPER, **change)
     server, clients = four_rounds(hyper, data, 4)
     shared, models = plain(hyper, data)
@@ -161,27 +161,27 @@ def test_four_rounds_are_those_of_a_plain_loop(change, data):
             assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-8)
 
 
-def test_where_nobody_has_said_how_many_rounds_there_are_no_rate_falls():
+def test_the_learning_rate_is_constant_if_the_number_of_rounds_is_unknown():
     server, _ = four_rounds(HYPER, DATA, 0)
     shared, _ = plain(HYPER, DATA, rounds=0)
     assert_close(server.payload()["weights.head.bias"], shared["head.bias"], rtol=1e-8, atol=1e-8)
 
 
-def test_the_rates_fall_towards_a_tenth():
+def test_the_learning_rate_falls_towards_a_tenth():
     assert [HYPER.falling(1.0, number, 10) for number in (1, 2, 10)] == pytest.approx([1.0, 0.91, 0.19])
 
 
 # Against the oracles
 
 
-def test_the_correlation_is_the_oracles():
+def test_the_correlation_loss_equals_the_oracle():
     given, expected = case("fccl.correlation")
     own, mean = given["logits"], given["average_logits"]
     c = fcclplus.standardised(own).T @ fcclplus.standardised(mean) / len(own)
     check(expected, c=c, loss=fcclplus.correlation_loss(own, mean, given["off_weight"]))
 
 
-def test_what_a_teacher_says_of_other_classes_is_the_oracles():
+def test_the_non_target_divergence_equals_the_oracle():
     given, expected = case("fccl.non_target")
     T = given["T"]
     loss = T**2 * non_target_divergence(
@@ -190,7 +190,7 @@ def test_what_a_teacher_says_of_other_classes_is_the_oracles():
     check(expected, loss=loss)
 
 
-def test_a_class_that_all_images_score_alike_breaks_nothing():
+def test_a_class_with_equal_scores_for_all_images_gives_a_bounded_gradient():
     scores = leaf(torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 0.0]]))
     mean = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 1.0]]).double()
     found = gradient(fcclplus.correlation_loss(scores, mean, 0.1), scores)
@@ -198,7 +198,7 @@ def test_a_class_that_all_images_score_alike_breaks_nothing():
 
 
 @pytest.mark.parametrize(("T", "rises"), [(2.0, True), (3.0, None), (4.0, False)])
-def test_a_temperature_as_high_as_there_are_classes_draws_the_label_down(T, rises):
+def test_the_score_of_the_label_falls_if_the_temperature_exceeds_the_number_of_classes(T, rises):
     """The notes say: with all scores equal, the gradient of the label's own score is 0 at T = C."""
     own, y = leaf(torch.zeros(1, 3)), torch.tensor([0])
     loss = F.cross_entropy(own, y) + T**2 * non_target_divergence(torch.zeros_like(own), own / T, y)
@@ -206,10 +206,10 @@ def test_a_temperature_as_high_as_there_are_classes_draws_the_label_down(T, rise
     assert abs(found) < 1e-12 if rises is None else (found < 0) == rises
 
 
-# What a device keeps, and what crosses
+# The state that a device keeps, and the arrays that are sent
 
 
-def test_a_device_that_starts_again_between_the_exchanges_gives_the_answer_it_would_have_given():
+def test_a_device_that_restarts_between_the_phases_sends_the_same_answer():
     server, clients = played(fcclplus, HYPER, rounds=PRESENT[:1])
     there = {name: clients[name] for name in PRESENT[0]}
     server.begin(2, [member(name, client) for name, client in there.items()])
@@ -227,7 +227,7 @@ def replies_to(story, sent):
     return story.send([Reply(name, len(DATA[name].y), payload) for name, payload in sent.items()])
 
 
-def test_the_teacher_is_what_the_last_training_left_and_not_what_the_public_images_made_of_it():
+def test_the_teacher_is_the_model_before_the_training_on_public_images():
     server, clients = halves(fcclplus, HYPER)
     first = snapshot(weights_of(clients["device-3"].teacher))
     play(server, {name: clients[name] for name in PRESENT[0]}, 1)
@@ -236,7 +236,7 @@ def test_the_teacher_is_what_the_last_training_left_and_not_what_the_public_imag
     assert same(weights_of(clients["device-3"].teacher), first) and not client.teacher.training
 
 
-def test_from_one_model_the_public_images_would_move_next_to_nothing():
+def test_public_images_give_almost_no_gradient_if_all_devices_have_one_model():
     """So devices must compare the models that they have trained, and not the mean of all models."""
     client = halves(fcclplus, replace(HYPER, off_weight=0.0))[1]["device-0"]
     x = client.public[0]
@@ -249,7 +249,7 @@ def test_from_one_model_the_public_images_would_move_next_to_nothing():
     assert float(moved.norm()) < 1e-9
 
 
-def test_numbers_that_cross_are_those_of_the_public_set():
+def test_the_size_of_the_sent_arrays_follows_from_the_public_set():
     server, clients = halves(fcclplus, HYPER)
     server.begin(1, [])
     story = server.round()
@@ -261,7 +261,7 @@ def test_numbers_that_cross_are_those_of_the_public_set():
     assert PUBLIC.batches == SIZES
 
 
-def test_a_public_image_that_is_there_twice_makes_no_cosine_that_cannot_be():
+def test_a_repeated_public_image_gives_no_cosine_above_1():
     """Rounding alone would make such a cosine."""
     client = fcclplus.METHOD.Client(network().float(), SHARDS["device-0"], HYPER, 7, "device-0")
     server = with_public_set(fcclplus.METHOD.Server(network().float(), HYPER, 7))
@@ -271,12 +271,12 @@ def test_a_public_image_that_is_there_twice_makes_no_cosine_that_cannot_be():
     ask = next(server.round())
     found = answer(client, ask, 1)
     rounded = fcclplus.cosines(client.model.embed(client.public[0]).detach())
-    assert float(rounded.max()) > 1, "else this test shows nothing"
+    assert float(rounded.max()) > 1, "otherwise this test shows nothing"
     assert ask.problem_with(found) is None and float(found["cosines"].max()) == 1
 
 
 @pytest.mark.parametrize("phase", ["train", "public"])
-def test_what_a_network_with_dropout_makes_of_public_images_is_the_devices_own_draw(phase):
+def test_dropout_on_public_images_draws_from_the_generator_of_the_device(phase):
     """Other draws in the same process do not change it, and it changes no other draws."""
     found = []
     for before in (1, 2):
@@ -293,7 +293,7 @@ def test_what_a_network_with_dropout_makes_of_public_images_is_the_devices_own_d
     assert same(*found)
 
 
-def test_what_no_cosine_can_be_is_refused():
+def test_a_cosine_above_1_is_refused():
     server, clients = halves(fcclplus, HYPER)
     server.begin(1, [])
     ask = next(server.round())
@@ -302,7 +302,7 @@ def test_what_no_cosine_can_be_is_refused():
     assert "above 1" in ask.problem_with(found).message
 
 
-def test_without_the_mean_models_may_be_of_any_kind_and_each_is_measured():
+def test_devices_may_have_different_networks_if_models_are_not_averaged():
     plan = Plan("fcclplus", 3, 1, hyper={"average": False})
     assert plan.variant.alike == "nothing" and plan.variant.reports == "personal"
     assert Plan("fcclplus", 3, 1).variant.alike == "network"
@@ -311,13 +311,13 @@ def test_without_the_mean_models_may_be_of_any_kind_and_each_is_measured():
 @pytest.mark.parametrize(
     "setting", [{"teacher": "mine"}, {"tau": 0.0}, {"lr_last": 0.0}, {"similarity": -1.0}]
 )
-def test_a_setting_that_cannot_be_is_refused_by_its_name(setting):
+def test_an_impossible_setting_is_refused_by_its_name(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         fcclplus.Hyper(**setting)
 
 
 @pytest.mark.parametrize(("classes", "temperature"), [(2, 2.0), (2, 3.0), (3, 3.0), (3, 3.5)])
-def test_a_temperature_of_as_many_as_the_classes_is_refused_before_a_run_begins(classes, temperature):
+def test_a_temperature_of_at_least_the_number_of_classes_is_refused_before_the_run(classes, temperature):
     words = f"method.temperature is {temperature:g}, and the run has {classes} classes.*below {classes}"
     method = {"name": "fcclplus", "temperature": temperature}
     with pytest.raises(SettingsError, match=words):
@@ -332,7 +332,7 @@ def test_a_temperature_of_as_many_as_the_classes_is_refused_before_a_run_begins(
 
 
 @pytest.mark.parametrize(("temperature", "draws"), [(1.5, True), (2.0, False), (3.0, False)])
-def test_from_a_temperature_of_as_many_as_the_classes_on_a_step_draws_labels_down(temperature, draws):
+def test_a_step_raises_the_score_of_the_label_only_at_a_temperature_below_the_classes(temperature, draws):
     """Such a temperature is refused for this reason; the example has two classes and an untrained network."""
     scores = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 1, 0, 1])

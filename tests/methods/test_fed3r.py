@@ -31,7 +31,7 @@ from tests.support.small_federation import shard, simulation
 D, CLASSES = 6, 3
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 PLAIN = {"intercept": False, "normalise": False}
-OTHERWISE = [
+OTHER_SETTINGS = [
     {},
     {"intercept": False},
     {"normalise": False, "features": "raw", "lam": 0.3},
@@ -50,8 +50,8 @@ def least_squares(z, y, hyper):
     return torch.stack([row / max(float(row[:D].norm()), 1e-6) for row in head]) if hyper.normalise else head
 
 
-@pytest.mark.parametrize("settings", OTHERWISE)
-def test_the_head_after_each_round_is_least_squares_on_the_samples_of_all_devices_so_far(settings):
+@pytest.mark.parametrize("settings", OTHER_SETTINGS)
+def test_the_head_after_each_round_is_least_squares_on_all_samples_so_far(settings):
     hyper = fed3r.Hyper(**settings)
     for last in range(1, len(PRESENT) + 1):
         server, clients = played(fed3r, hyper, rounds=PRESENT[:last])
@@ -68,7 +68,7 @@ def test_the_head_after_each_round_is_least_squares_on_the_samples_of_all_device
     assert_close(clients["device-1"].predict(x), by_hand, **EXACT)
 
 
-def test_without_penalty_intercept_and_normalisation_it_is_afls_cleaned_recursion():
+def test_the_head_without_penalty_intercept_and_normalisation_equals_that_of_afl():
     hyper = fed3r.Hyper(**PLAIN, lam=0.0)
     server, _ = played(fed3r, hyper, rounds=(tuple(DATA),))
     gamma, eye, joined, total = 0.5, torch.eye(D, dtype=torch.float64), None, None
@@ -83,7 +83,7 @@ def test_without_penalty_intercept_and_normalisation_it_is_afls_cleaned_recursio
     assert_close(server.payload()["head"], cleaned.T, **EXACT)
 
 
-def test_splitting_samples_over_devices_in_another_way_changes_nothing():
+def test_the_head_does_not_depend_on_the_split_of_samples_over_devices():
     whole = Shard(*(torch.cat([getattr(part, name) for part in DATA.values()]) for name in ("x", "y")))
     split = {f"part-{i}": Shard(whole.x[i::3], whole.y[i::3]) for i in range(3)}
     heads = [
@@ -94,14 +94,14 @@ def test_splitting_samples_over_devices_in_another_way_changes_nothing():
     assert_close(heads[0], heads[2], **EXACT)
 
 
-def test_order_repeats_and_rounds_change_no_bit():
+def test_the_order_and_the_round_of_answers_and_repeated_answers_change_no_bit():
     hyper, names = fed3r.Hyper(), tuple(DATA)
     once = played(fed3r, hyper, rounds=(names,))[0].payload()
     for rounds in ((names[::-1],), tuple((name,) for name in names[::-1]), (names, names[1:3], names)):
         assert same(played(fed3r, hyper, rounds=rounds)[0].payload(), once)
 
 
-def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
+def test_a_class_that_no_device_holds_has_a_row_of_zeros_and_is_never_predicted():
     data = {name: Shard(part.x[part.y < 2], part.y[part.y < 2]) for name, part in DATA.items()}
     server, clients = played(fed3r, fed3r.Hyper(), data, (tuple(data),))
     head = server.payload()["head"]
@@ -111,7 +111,7 @@ def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
     assert (scores[:, 2] == -math.inf).all() and scores[:, :2].isfinite().all()
 
 
-def test_the_sizes_of_the_arrays_do_not_grow_with_the_samples():
+def test_the_values_of_the_arrays_do_not_grow_with_the_number_of_samples():
     """Sums would grow, and the coordinator refuses an array with a norm above 1e6."""
     data = DATA["device-0"]
     many = Shard(data.x.repeat(50, 1), data.y.repeat(50))
@@ -124,7 +124,7 @@ def test_the_sizes_of_the_arrays_do_not_grow_with_the_samples():
     assert float(symmetric_of(few["gram"], D + 1).trace()) == pytest.approx(D + 1)
 
 
-def test_a_device_that_counts_less_counts_less_in_all_sums():
+def test_a_device_whose_examples_are_lowered_has_less_weight_in_all_sums():
     """The coordinator lowers the examples of a device that has far more than the others."""
     hyper = fed3r.Hyper(least_samples=1)
     server, clients = halves(fed3r, hyper)
@@ -169,7 +169,7 @@ def negative_eigenvalue(matrix):
         (lambda sent: {**sent, "targets": 1.02 * sent["targets"]}, "gram about the class means has an ei"),
     ],
 )
-def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(spoil, problem, caplog):
+def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_continues(spoil, problem, caplog):
     server, clients = halves(fed3r, fed3r.Hyper(least_samples=1))
     demand_answer_is_left_out(server, clients, spoil)
     assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
@@ -190,7 +190,7 @@ def some(count, name="device-0"):
     return Shard(DATA[name].x[:count], DATA[name].y[:count])
 
 
-def test_no_penalty_with_fewer_samples_than_numbers_in_a_feature_is_refused_before_a_device_is_asked():
+def test_too_few_samples_for_a_run_without_penalty_are_refused_with_the_setting():
     hyper = fed3r.Hyper(lam=0.0, least_samples=1)
     words = (
         "fed3r: method.lam is 0, and the devices have 6 samples, fewer than the 6 features and the intercept; set "
@@ -202,7 +202,7 @@ def test_no_penalty_with_fewer_samples_than_numbers_in_a_feature_is_refused_befo
     assert server.lacking() == ""
 
 
-def test_without_penalty_a_late_device_may_add_the_samples_that_lack():
+def test_a_late_device_can_add_the_missing_samples_of_a_run_without_penalty():
     server, clients = halves(
         fed3r, fed3r.Hyper(lam=0.0, least_samples=1), {"a": some(6), "b": some(3, "device-1")}
     )
@@ -215,7 +215,7 @@ def test_without_penalty_a_late_device_may_add_the_samples_that_lack():
     assert server.payload()["head"].isfinite().all() and server.lacking() == ""
 
 
-def test_a_run_without_penalty_that_has_too_few_samples_ends_with_the_reason(tmp_path, caplog):
+def test_a_run_without_penalty_and_with_too_few_samples_ends_with_the_reason(tmp_path, caplog):
     shards = {f"device-{i}": shard(0, n=4) for i in range(3)}
     hyper = {"lam": 0.0, "least_samples": 1}
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_a_run_without_penalty_that_has_too_few_samples_ends_with_the_reason(tmp
 
 
 @pytest.mark.parametrize("intercept, up, down", [(True, 136_991, 5_130), (False, 136_468, 5_120)])
-def test_its_numbers_are_those_of_the_closed_form(intercept, up, down):
+def test_the_cost_has_the_numbers_of_the_closed_form(intercept, up, down):
     plan = Plan("fed3r", 10, 1, network=Network("mlp", embedding_size=512), hyper={"intercept": intercept})
     cost = plan.variant.cost(Sizes(plan.model(), held=10))
     assert sum(cost.up.values()) == up and cost.last == {"head": down} and not cost.down
@@ -241,7 +241,7 @@ def test_its_numbers_are_those_of_the_closed_form(intercept, up, down):
         ({"least_samples": 0}, "least_samples is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         fed3r.Hyper(**settings)
     assert str(error.value).startswith(problem)

@@ -45,7 +45,7 @@ def plain(hyper, data, rounds=PRESENT):
     return {c: row / np.linalg.norm(row) for c, row in rows.items()}
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize(
     "hyper",
     [
@@ -53,9 +53,9 @@ def plain(hyper, data, rounds=PRESENT):
         fedcof.Hyper(penalty="absolute", gamma=0.1, least_samples=1),
         fedcof.Hyper(scatter="total", features="raw", gamma=0.01),
     ],
-    ids=["as set", "the paper's penalty", "total"],
+    ids=["default", "the paper's penalty", "total"],
 )
-def test_four_rounds_are_those_of_a_plain_loop(data, hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(data, hyper):
     server, _ = played(fedcof, hyper, data)
     rows, head = plain(hyper, data), server.payload()
     assert head["labels"].tolist() == list(rows)
@@ -69,7 +69,7 @@ def answers_of_one_sample_each(hyper):
     return embed(wide, x).numpy(), y, clients
 
 
-def test_with_one_sample_a_device_the_total_scatter_without_gamma_is_least_squares():
+def test_the_total_scatter_with_one_sample_per_device_is_least_squares():
     hyper = fedcof.Hyper(scatter="total", gamma=0.0, features="raw", least_samples=1)
     z, y, clients = answers_of_one_sample_each(hyper)
     server = fedcof.METHOD.Server(tiny().double(), hyper, 7)
@@ -79,7 +79,7 @@ def test_with_one_sample_a_device_the_total_scatter_without_gamma_is_least_squar
     np.testing.assert_allclose(server.payload()["head"].numpy(), wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_if_samples_are_drawn_alike_the_means_of_many_parts_show_their_covariance():
+def test_the_means_of_many_parts_give_the_covariance_of_the_samples():
     g = torch.Generator().manual_seed(5)
     mix = torch.tensor([[1.0, 0.8, 0.0], [0.0, 0.5, 0.2], [0.0, 0.0, 2.0]]).double()
     x = torch.randn(40_000, 3, generator=g, dtype=torch.float64) @ mix
@@ -90,7 +90,7 @@ def test_if_samples_are_drawn_alike_the_means_of_many_parts_show_their_covarianc
 
 
 @pytest.mark.parametrize(("least", "parts"), [(1, 4), (5, 1), (3, 2)])
-def test_a_part_of_a_class_has_enough_samples_and_the_parts_have_the_mean_of_the_class(least, parts):
+def test_each_part_of_a_class_has_enough_samples_and_all_parts_have_the_class_mean(least, parts):
     hyper = fedcof.Hyper(means_per_class=4, least_samples=least)
     client = clients_of(fedcof.METHOD, hyper)["device-0"]  # It has 8 samples of each class.
     client.begin(1)
@@ -114,7 +114,7 @@ def test_more_means_of_a_class_than_the_plan_allows_are_refused():
     assert ask.problem_with(rows, 8).message == "prototypes is (7, 6), over the limit of 6 for held"
 
 
-def test_one_mean_a_class_leaves_only_the_mean_of_all_and_gamma():
+def test_one_mean_per_class_and_a_large_gamma_give_the_head_of_fedncm():
     hyper = fedcof.Hyper(gamma=1e6)
     server, clients = server_of(fedcof.METHOD, hyper), clients_of(fedcof.METHOD, hyper)
     other = server_of(fedncm.METHOD, fedncm.Hyper())

@@ -88,7 +88,7 @@ def plain(hyper, domains):
     return shared, table
 
 
-def test_four_rounds_with_partial_cohorts_are_those_of_a_plain_loop():
+def test_four_rounds_with_partial_cohorts_equal_those_of_a_plain_loop():
     server, clients = made()
     for number, present in enumerate(PRESENT, 1):
         play(server, {name: clients[name] for name in present}, number)
@@ -107,20 +107,20 @@ def test_four_rounds_with_partial_cohorts_are_those_of_a_plain_loop():
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 0.001, 0.5, 100.0])
-def test_the_fusion_is_that_of_a_plain_loop(temperature):
+def test_the_fusion_of_rows_equals_that_of_a_plain_loop(temperature):
     rows = normal(4, 6) + 1
     assert_close(similarity_mean(rows, temperature), fused(rows, temperature), rtol=1e-9, atol=1e-12)
     assert similarity_mean(torch.zeros(3, 6), temperature).tolist() == [0.0] * 6
 
 
-def test_a_row_that_differs_from_the_others_counts_less():
+def test_a_row_that_differs_from_the_others_has_less_weight():
     rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.0]])
     assert similarity_mean(rows, 0.001)[0] > 0.9
     assert_close(similarity_mean(rows, 1e6), rows.mean(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("domains", [{}, {name: f"of {name}" for name in DATA}], ids=["unnamed", "named"])
-def test_with_one_device_in_each_domain_the_fusion_does_nothing(domains):
+def test_the_fusion_changes_nothing_if_each_domain_has_one_device(domains):
     server, clients = made(replace(HYPER, fusion_tau=0.001), domains)
     (up,) = play(server, clients, 1)
     payload = server.payload()
@@ -137,7 +137,7 @@ def test_with_one_device_in_each_domain_the_fusion_does_nothing(domains):
 # The method
 
 
-def test_the_first_round_is_fedavgs_and_the_second_is_not():
+def test_only_the_first_round_equals_fedavg():
     (server, clients), (other, others) = made(), halves(fedavg, HYPER)
     for number, alike in ((1, True), (2, False)):
         play(server, clients, number)
@@ -145,7 +145,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not():
         assert same(weights_of(server.model), weights_of(other.model)) == alike
 
 
-def test_without_both_weights_the_model_is_fedavgs():
+def test_the_model_without_both_terms_equals_that_of_fedavg():
     (server, clients), (other, others) = made(replace(HYPER, lambda1=0.0, lambda2=0.0)), halves(fedavg, HYPER)
     for number in (1, 2):
         play(server, clients, number)
@@ -153,7 +153,7 @@ def test_without_both_weights_the_model_is_fedavgs():
     assert same(weights_of(server.model), weights_of(other.model))
 
 
-def test_rows_of_the_own_domain_pull_and_are_no_part_of_the_contrast():
+def test_rows_of_the_domain_of_the_device_are_not_part_of_the_contrast():
     client = made()[1]["device-3"]
     rows, labels = normal(4, 6), torch.tensor([0, 0, 1, 1])
     domains = torch.tensor([domain_id(name) for name in ("field", "street", "field", "street")])
@@ -164,7 +164,7 @@ def test_rows_of_the_own_domain_pull_and_are_no_part_of_the_contrast():
     assert client.alignment(z[2:4], y[2:4]) == 0  # Class 2 has no row.
 
 
-def test_a_class_that_nobody_of_a_domain_holds_in_a_round_keeps_its_row():
+def test_a_class_that_no_device_of_a_domain_holds_in_a_round_keeps_its_row():
     server, clients = made()
     play(server, clients, 1)
     before = dict(server.table)
@@ -204,7 +204,7 @@ def test_the_order_of_answers_changes_no_bit():
     assert same(*states)
 
 
-def test_a_restored_server_goes_on_to_the_bit():
+def test_a_restored_server_continues_with_the_same_bits():
     server, clients = made()
     play(server, clients, 1)
     other, _ = made()
@@ -248,7 +248,7 @@ def test_an_experiment_with_a_domain_that_the_method_does_not_list_is_refused():
         read(name="feddap", domains=["a", "a"])
 
 
-def test_a_domain_belongs_to_its_first_device_or_to_those_that_are_listed():
+def test_a_domain_belongs_to_its_first_device_or_to_the_listed_devices():
     known = {}
     assign_domain("a", "street", known, {})
     assert claim_problem("a", "street", known, {}) == claim_problem("b", "field", known, {}) == ""
@@ -278,7 +278,7 @@ def with_domain(name, domain, i):
     return {name: replace(shard(i), domain=domain)}
 
 
-STRANGE = {
+WRONG_DOMAINS = {
     "of another device": ("domain-1", (), "its domain 'domain-1' counts as 'domain-1 (device-9)'"),
     "not in the plan": (
         "harbour",
@@ -288,9 +288,9 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("kind", STRANGE)
-def test_a_device_of_a_strange_domain_is_refused_in_one_line_and_the_others_learn(kind, tmp_path, caplog):
-    domain, allowed, words = STRANGE[kind]
+@pytest.mark.parametrize("kind", WRONG_DOMAINS)
+def test_a_device_with_a_wrong_domain_is_refused_and_the_others_learn(kind, tmp_path, caplog):
+    domain, allowed, words = WRONG_DOMAINS[kind]
     shards, hyper = with_domain("device-9", domain, 4), {"domains": list(allowed)}
     run = simulation(tmp_path, "feddap", policy=SHORT, hyper=hyper, shards=shards).run()
     assert set(run.service.run.machine.roster) == {"device-0", "device-1", "device-2"}
@@ -302,7 +302,7 @@ def test_a_device_of_a_strange_domain_is_refused_in_one_line_and_the_others_lear
 
 
 @pytest.mark.slow
-def test_devices_of_one_domain_share_a_row_and_a_crashed_coordinator_knows_their_domain(tmp_path):
+def test_devices_of_a_domain_share_a_row_also_after_a_crash_of_the_coordinator(tmp_path):
     limits = CoordinatorLimits(domains={"domain-1": ("device-1", "device-9")})
     more = {"shards": with_domain("device-9", "domain-1", 4), "limits": limits}
     policy = replace(POLICY, quorum=4, cohort=4)

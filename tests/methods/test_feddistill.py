@@ -53,7 +53,7 @@ VARIANTS = ({}, {"proto_source": "eval"}, {"raw_targets": True, "lam": 0.1})
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "without one"])
-def test_four_rounds_are_those_of_a_plain_loop(data, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(data, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(feddistill, hyper, data)
     targets, models = plain(hyper, data)
@@ -67,7 +67,7 @@ def test_four_rounds_are_those_of_a_plain_loop(data, variant):
             assert_close(clients[name].model.state_dict()[key], value, rtol=1e-10, atol=1e-12)
 
 
-def test_a_class_without_a_row_is_no_part_of_the_mean():
+def test_samples_of_a_class_without_a_row_are_not_part_of_the_mean():
     client = halves(feddistill, HYPER)[1]["device-0"]
     x, y = client.data.x, client.data.y
     assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y))
@@ -77,7 +77,7 @@ def test_a_class_without_a_row_is_no_part_of_the_mean():
     assert_close(client.distillation(logits, y), F.cross_entropy(logits[held], soft))
 
 
-def test_raw_targets_are_the_logits_themselves():
+def test_raw_targets_uses_the_logits_as_targets():
     client = halves(feddistill, replace(HYPER, raw_targets=True))[1]["device-0"]
     rows = torch.randn(CLASSES, CLASSES, dtype=torch.float64)
     client.receive({"prototypes": rows, "labels": torch.arange(CLASSES)})
@@ -88,14 +88,14 @@ def test_raw_targets_are_the_logits_themselves():
 @pytest.mark.parametrize(
     ("raw", "key"), [(True, "code_raw_logits_as_targets"), (False, "recommended_softmax_targets")]
 )
-def test_the_term_is_that_of_the_oracle(raw, key):
+def test_the_distillation_term_equals_the_oracle(raw, key):
     given, expected = case("feddistill.term")
     client = halves(feddistill, replace(HYPER, raw_targets=raw))[1]["device-0"]
     client.receive({"prototypes": given["global_class_logits"].expand(1, -1), "labels": torch.tensor([1])})
     check(expected, **{key: client.distillation(given["logits"], torch.tensor([1]))})
 
 
-def test_a_mean_for_each_class_that_is_held_crosses_and_no_model_whatever_the_networks():
+def test_devices_with_different_networks_send_one_mean_for_each_of_their_classes():
     server = feddistill.METHOD.Server(tiny(), HYPER, 7)
     clients = {
         name: feddistill.METHOD.Client(
@@ -108,10 +108,10 @@ def test_a_mean_for_each_class_that_is_held_crosses_and_no_model_whatever_the_ne
     assert {n: floats(p) for n, p in up.items()} == {
         n: {"prototypes": 3 * c, "labels": c, "counts": c} for n, c in held.items()
     }
-    assert up["device-1"]["counts"].tolist() == [9, 9], "each sample once, whatever the epochs"
+    assert up["device-1"]["counts"].tolist() == [9, 9], "each sample counts once for any number of epochs"
 
 
-def test_embeddings_may_be_of_any_size_and_pictures_show_the_scores_which_all_have():
+def test_the_embedding_of_a_device_in_feddistill_is_its_scores():
     plan = Plan("feddistill", CLASSES, 1, size=16, network=Network("mlp", 16))
     own = plan.device_model(Network("cnn4", 24, head="mlp"))
     x = torch.rand(5, 3, 16, 16)
@@ -120,7 +120,7 @@ def test_embeddings_may_be_of_any_size_and_pictures_show_the_scores_which_all_ha
     assert torch.equal(client.embedding(x), own(x))
 
 
-def test_a_device_that_was_away_keeps_its_model_and_takes_the_newest_targets():
+def test_an_absent_device_keeps_its_model_and_takes_the_newest_targets():
     server, clients = played(feddistill, HYPER)
     away = clients["device-2"]
     again = feddistill.METHOD.Client(network(), DATA["device-2"], HYPER, 7, "device-2")

@@ -85,7 +85,7 @@ def plain(hyper, rounds=PRESENT):
 
 
 @with_all_settings
-def test_four_rounds_are_those_of_a_plain_loop(hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(hyper):
     server, _ = played(feddyn, hyper)
     x, mean, h, _ = plain(hyper)
     for key, value in (mean if hyper.report == "mean" else x).items():
@@ -95,7 +95,7 @@ def test_four_rounds_are_those_of_a_plain_loop(hyper):
 
 
 @pytest.mark.parametrize("name", ["default", "mean"])
-def test_without_scaling_h_is_the_mean_of_all_g(name):
+def test_h_is_the_mean_of_the_g_of_all_devices_without_scaling(name):
     hyper = SETTINGS[name]
     server, clients = played(feddyn, hyper)
     _, _, h, g = plain(hyper)
@@ -107,7 +107,7 @@ def test_without_scaling_h_is_the_mean_of_all_g(name):
 
 
 @pytest.mark.parametrize("hyper", [HYPER, SETTINGS["mean"]], ids=["default", "mean"])
-def test_h_is_the_mean_after_each_round_though_answers_are_not_used(hyper):
+def test_h_is_the_mean_after_each_round_even_if_answers_are_not_used(hyper):
     """In each round, the answer of one device is late."""
     server, clients = halves(feddyn, hyper)
     for _ in rounds_with_a_late_answer(server, clients, (*PRESENT, *PRESENT)):
@@ -151,10 +151,10 @@ def test_a_broadcast_without_an_array_is_refused_by_the_device(hyper, array):
     play(server, clients, 1)
     server.begin(2, [member(name, client) for name, client in clients.items()])
     ask = next(server.round())
-    told = {name: value for name, value in ask.payload.items() if name != array}
-    assert len(told) == len(ask.payload) - 1
+    received = {name: value for name, value in ask.payload.items() if name != array}
+    assert len(received) == len(ask.payload) - 1
     with pytest.raises(WrongArraysError, match=f"no {array}"):
-        answer(clients["device-0"], replace(ask, payload=told), 2)
+        answer(clients["device-0"], replace(ask, payload=received), 2)
 
 
 def test_a_restart_after_each_round_changes_no_bit():

@@ -24,7 +24,7 @@ from tests.support.small_federation import shard as whole_shard
 
 HYPER = fedga.Hyper(**LOCAL, step=0.5)
 ROUNDS = 4
-EVERYBODY = (tuple(DATA),) * ROUNDS
+ALL_DEVICES = (tuple(DATA),) * ROUNDS
 # Two neighbouring rounds have two devices in common that can measure. device-2 cannot measure; device-3 comes late.
 SOME = (
     ("device-0", "device-1", "device-2"),
@@ -58,7 +58,7 @@ def played(hyper, data=DATA, rounds=SOME):
     return server, clients
 
 
-def good(model, name, hyper):
+def quality(model, name, hyper):
     part = validation(name)
     if not len(part.y):
         return None
@@ -89,8 +89,8 @@ def plain(hyper, data, rounds):
     world, a, before, last = network(), {}, {}, ()
     for number, present in enumerate(rounds, 1):
         if hyper.when == "next":
-            both = [n for n in present if n in last and good(world, n, hyper) is not None]
-            gaps = {name: good(world, name, hyper) - before[name] for name in both}
+            both = [n for n in present if n in last and quality(world, n, hyper) is not None]
+            gaps = {name: quality(world, name, hyper) - before[name] for name in both}
         new = [name for name in present if name not in a]
         devices = len(a) + len(new)
         a = {name: share * len(a) / devices for name, share in a.items()} | dict.fromkeys(new, 1 / devices)
@@ -103,7 +103,7 @@ def plain(hyper, data, rounds):
 
             order = order_of(name, number)
             fit(model, list(model.parameters()), data[name], hyper.epochs, hyper, order, loss)
-            before[name] = good(model, name, hyper)
+            before[name] = quality(model, name, hyper)
         if hyper.when == "next":
             step_along(a, gaps, hyper, number - 1)
         total, state = sum(a[name] for name in present), {}
@@ -113,16 +113,16 @@ def plain(hyper, data, rounds):
         world.load_state_dict(state)
         if hyper.when == "phase":
             measured = [name for name in present if before[name] is not None]
-            gaps = {name: good(world, name, hyper) - before[name] for name in measured}
+            gaps = {name: quality(world, name, hyper) - before[name] for name in measured}
             step_along(a, gaps, hyper, number)
         last = present
     return world, a
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("when", ["next", "phase"])
 @pytest.mark.parametrize("gap", ["accuracy", "loss"])
-def test_four_rounds_are_those_of_a_plain_loop(gap, when, data):
+def test_four_rounds_equal_those_of_a_plain_loop(gap, when, data):
     hyper = replace(HYPER, gap=gap, when=when)
     server, _ = played(hyper, data)
     world, a = plain(hyper, data, SOME)
@@ -131,12 +131,12 @@ def test_four_rounds_are_those_of_a_plain_loop(gap, when, data):
     assert server.shares.keys() == a.keys()
     for name, share in a.items():
         assert server.shares[name] == pytest.approx(share, rel=1e-8)
-    assert max(a.values()) - min(a.values()) > 0.01, "they are to have moved"
+    assert max(a.values()) - min(a.values()) > 0.01, "the weights must have changed"
 
 
 @pytest.mark.parametrize("gap", ["accuracy", "loss"])
-def test_with_everybody_present_both_ways_give_the_same_models(gap):
-    servers = [played(replace(HYPER, gap=gap, when=when), DATA, EVERYBODY)[0] for when in ("next", "phase")]
+def test_both_settings_of_when_give_the_same_models_if_all_devices_are_present(gap):
+    servers = [played(replace(HYPER, gap=gap, when=when), DATA, ALL_DEVICES)[0] for when in ("next", "phase")]
     assert same(*(server.payload() for server in servers))
     other, clients = plain_halves(fedavg, fedavg.Hyper(**LOCAL))
     for number in range(1, ROUNDS + 1):
@@ -145,7 +145,7 @@ def test_with_everybody_present_both_ways_give_the_same_models(gap):
 
 
 @pytest.mark.parametrize("gap", ["accuracy", "loss"])
-def test_the_weights_are_those_of_the_oracle(gap):
+def test_the_weights_of_the_devices_equal_the_oracle(gap):
     given, expected = CASES["fedga.weights"]["inputs"], CASES["fedga.weights"]["expected"]
     short = gap[:3] if gap == "accuracy" else gap
     server = fedga.Server(network(), replace(HYPER, gap=gap, step=given["step_size"]), 7)
@@ -157,7 +157,7 @@ def test_the_weights_are_those_of_the_oracle(gap):
     assert [*server.shares.values()] == pytest.approx(expected[f"by_{gap}"], abs=1e-8)
 
 
-def test_whom_averaging_harms_most_gains_weight():
+def test_the_device_that_averaging_harms_most_gains_weight():
     shares = {"a": 0.25, "b": 0.25, "c": 0.5}
     for gap, harmed in (("accuracy", -0.2), ("loss", 0.2)):
         found = fedga.moved(shares, {"a": harmed, "b": -harmed}, fedga.SIGN[gap] * 0.2)
@@ -165,20 +165,20 @@ def test_whom_averaging_harms_most_gains_weight():
         assert found["a"] + found["b"] == pytest.approx(0.5)
 
 
-def test_no_gap_moves_nothing_and_no_weight_falls_below_0():
+def test_zero_gaps_change_no_weight_and_no_weight_falls_below_0():
     shares = {"a": 0.05, "b": 0.05, "c": 0.9}
     assert fedga.moved(shares, {}, 0.2) == fedga.moved(shares, {"a": 0.0, "b": 0.0}, 0.2) == shares
-    assert fedga.moved(shares, {"a": -1.0, "b": -1.0}, 0.5) == shares, "all at 0 have no sum to keep"
+    assert fedga.moved(shares, {"a": -1.0, "b": -1.0}, 0.5) == shares, "weights that are all 0 have no sum"
     found = fedga.moved(shares, {"a": -1.0, "b": 0.5}, 1.0)
     assert found == {"a": 0.0, "b": pytest.approx(0.1), "c": 0.9}
 
 
-def test_no_weight_rises_above_1_before_all_are_made_to_sum_to_what_they_did():
+def test_a_weight_is_limited_to_1_before_the_weights_are_normalised():
     found = fedga.moved({"a": 0.95, "b": 0.05}, {"a": 1.0, "b": -0.2}, 0.4)
     assert found == {"a": pytest.approx(1 / 1.01), "b": pytest.approx(0.01 / 1.01)}
 
 
-def test_steps_fall_from_the_first_round_to_the_last():
+def test_the_step_falls_from_the_first_round_to_the_last_round():
     server = fedga.Server(network(), replace(HYPER, step=0.2), 7)
     server.rounds, found = 5, []
     for number in range(1, 6):
@@ -206,7 +206,7 @@ def test_a_device_that_missed_a_round_or_has_no_validation_samples_keeps_its_wei
     assert "validation" not in up["device-1"]
 
 
-def test_a_gap_of_a_device_that_the_server_did_not_count_moves_nothing():
+def test_the_gap_of_a_device_whose_answer_was_not_used_changes_no_weight():
     """The device trained, but its answer came too late."""
     server, clients = halves()
     server.begin(1, [Member("device-0", 24), Member("device-1", 18)])
@@ -216,10 +216,10 @@ def test_a_gap_of_a_device_that_the_server_did_not_count_moves_nothing():
         story.send([Reply("device-0", 24, sent["device-0"])])
     (up,) = play(server, {name: clients[name] for name in sent}, 2)
     assert "validation" in up["device-1"]
-    assert server.shares == {"device-0": 0.5, "device-1": 0.5}, "one alone keeps the sum"
+    assert server.shares == {"device-0": 0.5, "device-1": 0.5}, "the weight of a single device cannot change"
 
 
-def test_a_device_that_measures_and_whose_model_never_came_is_not_counted():
+def test_a_device_that_measured_but_whose_model_did_not_arrive_is_not_counted():
     server, clients = halves(replace(HYPER, when="phase"))
     both = {name: clients[name] for name in ("device-0", "device-1")}
     play(server, both, 1)
@@ -232,13 +232,15 @@ def test_a_device_that_measures_and_whose_model_never_came_is_not_counted():
     ask = story.send([Reply("device-0", 24, trained["device-0"])])
     measured = [Reply(name, len(c.data.y), answer(c, ask, 2)) for name, c in both.items()]
     gaps = {reply.device: float(reply.payload["validation"].diff()) for reply in measured}
-    assert fedga.moved(before, gaps, -0.1) != pytest.approx(before), "with both counted they would move"
+    assert fedga.moved(before, gaps, -0.1) != pytest.approx(before), (
+        "the weights would change if both devices counted"
+    )
     with pytest.raises(StopIteration):
         story.send(measured)
-    assert server.shares == pytest.approx(before), "one alone keeps the sum"
+    assert server.shares == pytest.approx(before), "the weight of a single device cannot change"
 
 
-def test_a_round_that_is_asked_for_again_gives_the_answer_that_it_gave():
+def test_a_device_gives_the_same_answer_when_a_round_is_repeated():
     server, clients = halves()
     play(server, clients, 1)
     server.begin(2, [Member(name, 9) for name in clients])
@@ -249,7 +251,7 @@ def test_a_round_that_is_asked_for_again_gives_the_answer_that_it_gave():
     assert same(answer(clients["device-0"], ask, 2), first) and same(answer(again, ask, 2), first)
 
 
-def test_the_order_in_which_answers_come_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     found = []
     for seed in (0, 1, 2):
         server, clients = halves()
@@ -265,7 +267,7 @@ def test_the_order_in_which_answers_come_changes_no_bit():
 
 
 @pytest.mark.parametrize("when", ["next", "phase"])
-def test_halves_that_start_again_go_on_with_the_same_bits(when):
+def test_restored_halves_continue_with_the_same_bits(when):
     hyper = replace(HYPER, when=when)
     server, clients = played(hyper)
     other, others = halves(hyper)
@@ -287,7 +289,7 @@ def test_halves_that_start_again_go_on_with_the_same_bits(when):
         ("loss", (0.5,), "validation is (1,), not (2,)"),
     ],
 )
-def test_what_is_no_accuracy_or_loss_is_refused(gap, pair, words):
+def test_an_impossible_accuracy_or_loss_is_refused(gap, pair, words):
     server, _ = halves(replace(HYPER, gap=gap))
     server.begin(1, [Member("a", 4)])
     ask = next(server.round())
@@ -296,14 +298,14 @@ def test_what_is_no_accuracy_or_loss_is_refused(gap, pair, words):
     assert words in ask.problem_with({**sent, "validation": torch.tensor(pair).double()}).message
 
 
-def test_a_device_whose_loss_is_beyond_the_limit_says_the_limit():
+def test_a_device_whose_loss_exceeds_the_limit_reports_the_limit():
     client = halves(replace(HYPER, gap="loss"))[1]["device-0"]
     with torch.no_grad():
         client.model.head.weight.mul_(1e9)
     assert client.measured() == 1e6
 
 
-def test_measuring_leaves_the_model_as_it_is():
+def test_measuring_does_not_change_the_model():
     client = halves()[1]["device-0"]
     client.model.train()
     before = snapshot(weights_of(client.model))
@@ -311,7 +313,7 @@ def test_measuring_leaves_the_model_as_it_is():
     assert client.model.training and same(weights_of(client.model), before)
 
 
-def test_a_measuring_phase_costs_the_model_once_more():
+def test_a_phase_that_measures_sends_the_model_a_second_time():
     hyper = {"when": "phase", "epochs": 1, "batch": 8}
     made = Plan("fedga", 3, 3, 7, 8, Network("mlp"), hyper)
     data = whole_shard(0)
@@ -335,7 +337,7 @@ def test_a_measuring_phase_costs_the_model_once_more():
     assert (up, down) == ({"weights": weights, "validation": 8}, {"weights": 2 * weights})
 
 
-def test_devices_of_a_run_have_their_validation_samples(tmp_path):
+def test_devices_of_a_run_have_validation_samples(tmp_path):
     run = simulation(tmp_path, "fedga").run()
     server = run.service.run.server_runner.server
     assert server.shares.keys() == run.agents.keys()
@@ -344,7 +346,7 @@ def test_devices_of_a_run_have_their_validation_samples(tmp_path):
     assert plan("fedga").client_half(whole_shard(0).train, "a").validation is None
 
 
-def test_a_device_that_measures_nothing_answers_as_fedavgs_does():
+def test_a_device_without_validation_samples_sends_the_same_arrays_as_in_fedavg():
     client = plain_halves(fedga, HYPER)[1]["device-0"]
     client.begin(1)
     assert client.run(Ask("train")).keys() == weights_of(network()).keys()
@@ -358,6 +360,6 @@ def test_a_device_that_measures_nothing_answers_as_fedavgs_does():
         ({"when": "never"}, "when is 'never', it must be one of next, phase"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -115,7 +115,7 @@ def played(rounds, hyper, deep=False):
 @heads
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("rounds", [PRESENT, WITHOUT_A_CLASS])
-def test_four_rounds_are_those_of_a_plain_loop(rounds, flag, deep):
+def test_four_rounds_equal_those_of_a_plain_loop(rounds, flag, deep):
     hyper = replace(HYPER, generator=flag, server_steps=3 if deep else 12)
     server, clients = played(rounds, hyper, deep)
     head, generator, models = plain(rounds, hyper, deep)
@@ -138,7 +138,7 @@ def asked(server, names, number=1):
     return next(server.round())
 
 
-def test_in_round_one_there_is_no_generator_and_from_then_on_it_is_the_one_that_learned():
+def test_a_trained_generator_is_sent_from_round_2_on():
     server, clients = fleet(HYPER)
     first = weights_of(fleet(HYPER)[0].G)
     assert {name.partition(".")[0] for name in asked(server, ["device-0"]).payload} == {"weights"}
@@ -155,7 +155,7 @@ def generator_in(payload):
     return {name: value for name, value in payload.items() if name.startswith("generator.")}
 
 
-def test_the_untrained_one_is_sent_from_round_one_and_never_learns():
+def test_an_untrained_generator_is_sent_from_round_1_on_and_never_changes():
     hyper = replace(HYPER, generator="untrained")
     server, _ = fleet(hyper)
     first = snapshot(generator_in(asked(server, ["device-0"]).payload))
@@ -165,7 +165,7 @@ def test_the_untrained_one_is_sent_from_round_one_and_never_learns():
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-def test_a_device_uses_it_as_it_was_sent_and_changes_nothing_in_it(flag):
+def test_a_device_does_not_change_the_received_generator(flag):
     hyper = replace(HYPER, generator=flag)
     server, clients = played(PRESENT, hyper)
     ask, client = asked(server, ["device-0"], 5), clients["device-0"]
@@ -182,7 +182,7 @@ def test_a_device_uses_it_as_it_was_sent_and_changes_nothing_in_it(flag):
     assert all(torch.equal(value, sent[key]) for key, value in found.items())
 
 
-def test_a_generated_batch_is_as_large_as_the_devices_own_and_of_classes_that_somebody_has():
+def test_a_generated_batch_has_the_size_of_the_own_batch_and_only_known_classes():
     server, clients = played(WITHOUT_A_CLASS, HYPER)
     client, ask, seen = clients["device-1"], asked(server, ["device-1"], 5), []
     assert ask.payload["counts"].tolist() == [9, 15, 0]
@@ -193,13 +193,13 @@ def test_a_generated_batch_is_as_large_as_the_devices_own_and_of_classes_that_so
     assert set(torch.cat(seen).tolist()) == {0, 1}
 
 
-def test_labels_are_drawn_as_often_as_the_counts_have_them():
+def test_labels_are_drawn_in_proportion_to_the_counts():
     G = fleet(HYPER)[0].G
     _, y = fedgen.generated(G, torch.tensor([1, 0, 3]), 4000, torch.Generator().manual_seed(1))
     assert (y.bincount(minlength=3) / 4000).tolist() == pytest.approx([0.25, 0.0, 0.75], abs=0.03)
 
 
-def test_counts_are_of_every_device_that_was_ever_in_a_cohort_and_the_last_that_it_has_stated():
+def test_the_counts_are_the_last_stated_counts_of_all_devices_of_any_cohort():
     server, _ = played(PRESENT, HYPER)
     total = sum(part.y.bincount(minlength=3) for part in DATA.values())
     assert torch.equal(asked(server, ["device-3"], 5).payload["counts"], total)
@@ -207,7 +207,7 @@ def test_counts_are_of_every_device_that_was_ever_in_a_cohort_and_the_last_that_
     assert next(server.round()).payload["counts"].tolist() == (total + torch.tensor([0, -6, 2])).tolist()
 
 
-def test_a_fleet_without_a_sample_leaves_the_generator_as_it_is():
+def test_a_round_without_any_sample_does_not_change_the_generator():
     server, clients = fleet(HYPER)
     before = snapshot(weights_of(server.G))
     server.begin(1, [Member("a", 0, (0, 0, 0))])
@@ -218,7 +218,7 @@ def test_a_fleet_without_a_sample_leaves_the_generator_as_it_is():
     assert same(weights_of(server.G), before) and "counts" not in asked(server, [], 2).payload
 
 
-def test_the_order_in_which_answers_come_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     ends = []
     for order in (1, -1):
         server, clients = fleet(HYPER, deep=True)
@@ -243,7 +243,7 @@ def spread(client):
 
 
 @heads
-def test_heads_as_large_as_may_be_leave_numbers_and_larger_ones_are_refused(deep):
+def test_the_largest_allowed_heads_leave_a_finite_state_and_larger_heads_are_refused(deep):
     server = fedgen.METHOD.Server(net(deep).float(), HYPER, 7)
     client = fedgen.METHOD.Client(net(deep).float(), DATA["device-0"], HYPER, 7, "a")
     server.begin(1, [Member("a", 9, (3, 3, 3))])
@@ -262,7 +262,7 @@ def test_heads_as_large_as_may_be_leave_numbers_and_larger_ones_are_refused(deep
     assert all(value.isfinite().all() for value in server.state().values())
 
 
-def test_a_generator_that_its_heads_have_made_no_number_is_dropped():
+def test_a_generator_that_became_not_finite_is_dropped():
     """The heads are within their bounds, but the square of a gradient is not."""
     server = fedgen.METHOD.Server(net(deep=True).float(), HYPER, 7)
     before = snapshot(weights_of(server.G))
@@ -277,7 +277,7 @@ def test_a_generator_that_its_heads_have_made_no_number_is_dropped():
     assert same(weights_of(server.G), before) and not server.lesson()
 
 
-def test_a_server_that_starts_again_goes_on_with_the_same_bits():
+def test_a_restored_server_continues_with_the_same_bits():
     server, clients = played(PRESENT, HYPER)
     other, _ = fleet(HYPER)
     other.restore(snapshot(server.state()))
@@ -289,7 +289,7 @@ def test_a_server_that_starts_again_goes_on_with_the_same_bits():
     assert same(other.state(), server.state())
 
 
-def test_a_server_that_starts_again_knows_the_counts_of_devices_that_are_away():
+def test_a_restored_server_knows_the_counts_of_absent_devices():
     server, _ = played(PRESENT, HYPER)
     other, _ = fleet(HYPER)
     other.restore(snapshot(server.state()))
@@ -297,7 +297,7 @@ def test_a_server_that_starts_again_knows_the_counts_of_devices_that_are_away():
     assert torch.equal(counts, sum(part.y.bincount(minlength=3) for part in DATA.values()))
 
 
-def test_what_a_generator_makes_is_of_a_length_with_real_embeddings_unless_its_rate_is_htfllibs():
+def test_generated_embeddings_are_much_too_long_with_the_learning_rate_of_htfllib():
     """Far longer embeddings make the heads not finite, in some runs after some rounds."""
     lengths = {}
     for rate in (fedgen.Hyper().server_lr, 0.1):
@@ -309,7 +309,7 @@ def test_what_a_generator_makes_is_of_a_length_with_real_embeddings_unless_its_r
     assert usual < 10 < 50 < high, lengths
 
 
-def test_the_generator_of_a_hundred_classes_has_as_many_numbers_as_the_paper_of_the_code_less_a_bias():
+def test_the_generator_for_100_classes_has_331_264_parameters():
     model = Plan("fedgen", 100, 1, network=Network("cnn4")).model()
     cost = fedgen.cost(Sizes(model, held=10))
     assert cost.down["generator"] == 331_264 == 331_776 - 512
@@ -325,13 +325,13 @@ def test_the_generator_of_a_hundred_classes_has_as_many_numbers_as_the_paper_of_
         ({"server_lr": 0.0}, "server_lr is 0.0, it must be above 0"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, problem):
     with pytest.raises((ValueError, SettingsError)) as error:
         fedgen.Hyper(**setting)
     assert str(error.value).startswith(problem)
 
 
-def test_devices_state_their_counts_and_may_have_networks_of_their_own_below_one_kind_of_head():
+def test_devices_share_only_the_head_and_state_their_counts():
     assert fedgen.METHOD.needs_counts and fedgen.METHOD.alike == "head"
     server, clients = halves(fedgen, HYPER)
     assert {name.split(".")[1] for name in clients["device-0"].shared()} == {"head"}

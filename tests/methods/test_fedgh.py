@@ -65,9 +65,9 @@ def teach(head, pairs, hyper, number):
             sgd.step()
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("replay", [True, False])
-def test_four_rounds_are_those_of_a_plain_loop(replay, data):
+def test_four_rounds_equal_those_of_a_plain_loop(replay, data):
     hyper = replace(HYPER, replay=replay)
     server, clients = played(fedgh, hyper, data)
     head, models = plain(hyper, data)
@@ -76,7 +76,7 @@ def test_four_rounds_are_those_of_a_plain_loop(replay, data):
     check_models(clients, models)
 
 
-def test_only_class_means_go_up_and_only_the_head_comes_down_and_networks_may_differ():
+def test_devices_send_only_class_means_and_the_server_sends_only_the_head():
     assert fedgh.METHOD.mixed_networks and fedgh.METHOD.alike == "head"
     server, nets = halves(fedgh, HYPER)[0], [tiny(i, norm=i == 1).double() for i in range(2)]
     clients = {n: fedgh.METHOD.Client(net, DATA[n], HYPER, 7, n) for n, net in zip(TWO, nets, strict=True)}
@@ -100,7 +100,7 @@ def test_a_device_predicts_with_the_received_head_on_its_own_network():
     assert not any("head" in name for name in client.state())
 
 
-def test_with_replay_a_class_that_the_cohort_lacks_is_not_pushed_down():
+def test_replay_keeps_the_score_of_a_class_that_the_cohort_lacks():
     found = {}
     for replay in (True, False):
         server, clients = halves(fedgh, replace(HYPER, replay=replay))
@@ -133,7 +133,7 @@ def test_the_order_of_answers_and_repeated_labels_change_no_bit():
     assert same(states[0], states[1]) and same(states[0], states[2])
 
 
-def test_a_server_that_starts_again_goes_on_with_the_last_rows():
+def test_a_restored_server_has_the_last_rows_of_each_device():
     server, _ = played(fedgh, HYPER)
     again = fedgh.METHOD.Server(network(), HYPER, 7)
     again.restore(snapshot(server.state()))
@@ -185,6 +185,6 @@ def test_a_mean_of_too_few_samples_is_not_sent():
         ({"least_samples": 0}, "least_samples is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

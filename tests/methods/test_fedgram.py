@@ -74,7 +74,7 @@ def plain_of(found, lam):
 
 
 @pytest.mark.parametrize("settings", [{}, {"rank": 2, "features": "raw", "least_samples": 1}, {"lam": 40.0}])
-def test_the_head_after_each_round_is_that_of_a_plain_loop_over_the_answers_so_far(settings):
+def test_the_head_after_each_round_equals_that_of_a_plain_loop(settings):
     hyper = fedgram.Hyper(**settings)
     server, clients = halves(fedgram, hyper)
     answers = {}
@@ -93,7 +93,7 @@ def test_the_head_after_each_round_is_that_of_a_plain_loop_over_the_answers_so_f
 
 
 @pytest.mark.parametrize("device", DATA)
-def test_what_a_device_sends_is_within_rounding_of_its_moments(device):
+def test_the_sent_moments_of_a_device_differ_only_by_rounding(device):
     hyper = fedgram.Hyper()
     sent = halves(fedgram, hyper)[1][device].run(Ask("describe"))
     x, signs = rows_and_signs(DATA[device], hyper)
@@ -109,7 +109,7 @@ def test_what_a_device_sends_is_within_rounding_of_its_moments(device):
     assert float(G.trace()) / n == pytest.approx(W, rel=0.02)
 
 
-def test_with_a_small_rank_the_tail_keeps_the_trace():
+def test_the_tail_keeps_the_trace_with_a_small_rank():
     hyper = fedgram.Hyper(rank=2)
     sent = halves(fedgram, hyper)[1]["device-0"].run(Ask("describe"))
     x, _ = rows_and_signs(DATA["device-0"], hyper)
@@ -118,14 +118,14 @@ def test_with_a_small_rank_the_tail_keeps_the_trace():
     assert float(sums(sent)[0].trace()) / len(x) == pytest.approx(W, rel=0.02)
 
 
-def test_order_repeats_and_rounds_change_no_bit():
+def test_the_order_and_the_round_of_answers_and_repeated_answers_change_no_bit():
     hyper, names = fedgram.Hyper(), tuple(DATA)
     once = played(fedgram, hyper, rounds=(names,))[0].payload()
     for rounds in ((names[::-1],), tuple((name,) for name in names[::-1]), (names, names[1:3], names)):
         assert same(played(fedgram, hyper, rounds=rounds)[0].payload(), once)
 
 
-def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
+def test_a_class_that_no_device_holds_has_a_row_of_zeros_and_is_never_predicted():
     data = {name: Shard(part.x[part.y < 2], part.y[part.y < 2]) for name, part in DATA.items()}
     server, clients = played(fedgram, fedgram.Hyper(), data, (tuple(data),))
     head = server.payload()["head"]
@@ -136,7 +136,7 @@ def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
     assert server.monitor()["devices.2"] == 0.0 and server.monitor()["devices.1"] == 3.0
 
 
-def test_devices_state_counts_and_a_class_of_too_few_samples_is_not_held():
+def test_a_class_with_too_few_stated_samples_is_not_held():
     assert fedgram.METHOD.needs_counts, "the coordinator learns the label distribution"
     reply = Reply("a", 40, {"samples": torch.tensor([31])})
     (kept,) = with_stated_counts([reply], [Member("a", 40, (31, 0, 9))], 10)
@@ -146,7 +146,7 @@ def test_devices_state_counts_and_a_class_of_too_few_samples_is_not_held():
         assert kept.payload["labels"].tolist() == labels
 
 
-def test_a_device_that_counts_less_counts_less_in_all_sums():
+def test_a_device_whose_examples_are_lowered_has_less_weight_in_all_sums():
     """The coordinator lowers the examples of a device that has far more than the others."""
     server, clients = halves(fedgram, fedgram.Hyper(least_samples=1))
     sent = clients["device-0"].run(Ask("describe"))
@@ -155,7 +155,7 @@ def test_a_device_that_counts_less_counts_less_in_all_sums():
     assert torch.equal(part.products, whole.products / 4)
 
 
-def test_more_than_twenty_devices_are_left_out_in_twenty_groups(monkeypatch):
+def test_more_than_20_devices_are_left_out_in_20_groups(monkeypatch):
     sent = halves(fedgram, fedgram.Hyper(least_samples=1))[1]["device-0"].run(Ask("describe"))
     replies, seen = [Reply(f"{i:02}", 24, sent) for i in range(45)], []
 
@@ -169,7 +169,7 @@ def test_more_than_twenty_devices_are_left_out_in_twenty_groups(monkeypatch):
     assert seen == [3.0] * 5 + [2.0] * 15
 
 
-def test_one_device_alone_gets_the_penalty_1_and_says_nothing(caplog):
+def test_a_single_device_gets_the_penalty_1_without_a_warning(caplog):
     server, clients = halves(fedgram, fedgram.Hyper(least_samples=1))
     (sent,) = play(server, {"device-0": clients["device-0"]}, 1)
     assert torch.equal(server.payload()["head"], plain(sent, 1.0).half()) and not caplog.text
@@ -194,7 +194,7 @@ def test_the_largest_penalty_of_the_grid_is_chosen_with_a_warning(caplog):
         ("scales.targets", 60.0, "targets has a row with a norm of"),
     ],
 )
-def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(name, value, problem, caplog):
+def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_continues(name, value, problem, caplog):
     server, clients = halves(fedgram, fedgram.Hyper(least_samples=1))
     sent = {device: snapshot(clients[device].run(Ask("describe"))) for device in ("device-0", "device-1")}
     server.begin(1, [Member(device, len(DATA[device].y), (6, 6, 6)) for device in sent])
@@ -239,7 +239,7 @@ def test_an_honest_answer_with_raw_features_or_fewer_samples_than_numbers_is_use
 
 
 @pytest.mark.parametrize("rank, up", [(96, 54_810), (24, 17_586), (1000, 513 * 513 + 4 * 513 + 5_178)])
-def test_its_bytes_are_those_of_the_closed_form(rank, up):
+def test_the_cost_has_the_bytes_of_the_closed_form(rank, up):
     plan = Plan("fedgram", 10, 1, network=Network("mlp", embedding_size=512), hyper={"rank": rank})
     cost = plan.variant.cost(Sizes(plan.model(), held=10))
     assert sum(cost.bytes_up.values()) == up and cost.bytes_last == {"head": 10_260} and not cost.down
@@ -257,7 +257,7 @@ def test_its_bytes_are_those_of_the_closed_form(rank, up):
         ({"form": "rows"}, "form is 'rows', it must be one of factor, gram"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         fedgram.Hyper(**settings)
     assert str(error.value).startswith(problem)
@@ -275,7 +275,7 @@ def whole_sums(device, hyper):
 
 
 @pytest.mark.parametrize("settings", [{}, {"lam": 40.0, "features": "raw", "least_samples": 1}])
-def test_the_head_of_whole_grams_is_that_of_a_plain_loop_over_the_samples(settings):
+def test_the_head_from_whole_gram_matrices_equals_that_of_a_plain_loop(settings):
     hyper = fedgram.Hyper(**GRAM, **settings)
     server, _ = played(fedgram, hyper)
     wanted = plain_of([whole_sums(name, hyper) for name in sorted(DATA)], hyper.lam)
@@ -322,7 +322,7 @@ def head_of(server, sums, vectors, sizes):
 SIZES = {name: len(part.y) for name, part in DATA.items()}
 
 
-def test_sums_with_almost_no_noise_give_the_arrays_of_the_samples():
+def test_sums_without_noise_give_the_arrays_of_the_samples():
     hyper = fedgram.Hyper(**GRAM, least_samples=1)
     _, sums, vectors = released(DATA, 0.0)
     clients = halves(fedgram, hyper)[1]
@@ -343,7 +343,7 @@ def test_a_class_with_too_few_samples_in_a_sum_is_not_held():
         assert dict(zip(labels, counts, strict=True)) == held
 
 
-def test_the_sum_of_all_devices_gives_the_head_of_the_single_sums(monkeypatch):
+def test_the_sum_of_all_devices_gives_the_same_head_as_their_single_sums(monkeypatch):
     """So a masked sum could replace the sums of the devices, with the same noise in it."""
     monkeypatch.setattr(fedgram, "noise_edge", lambda *_: 3.0)  # As if the noise were the same in both.
     server, sums, vectors = released(DATA, 2.0)
@@ -353,7 +353,7 @@ def test_the_sum_of_all_devices_gives_the_head_of_the_single_sums(monkeypatch):
     assert single.any() and assert_close(single.double(), one.double(), rtol=2e-3, atol=2e-3) is None
 
 
-def test_with_noise_the_head_solves_the_positive_part_of_the_sum_with_the_penalty_of_the_noise():
+def test_the_head_with_noise_uses_the_positive_part_of_the_sum():
     server, sums, vectors = released(DATA, 2.0)
     head = head_of(server, sums, vectors, SIZES).double()
     G = sum(one.gram for one in map(whole_moments.moments, server.answers.replies()))
@@ -366,7 +366,7 @@ def test_with_noise_the_head_solves_the_positive_part_of_the_sum_with_the_penalt
     assert_close(head, wanted.half().double(), rtol=2e-3, atol=1e-4)
 
 
-def test_a_larger_penalty_than_that_of_the_noise_is_used():
+def test_a_penalty_that_is_larger_than_that_of_the_noise_is_used():
     heads = []
     for lam in (None, 1e4):
         server, sums, vectors = released(DATA, 2.0)
@@ -375,7 +375,7 @@ def test_a_larger_penalty_than_that_of_the_noise_is_used():
     assert heads[1] < heads[0] / 2
 
 
-def test_answers_of_whole_grams_that_no_samples_can_have_are_not_used(caplog):
+def test_whole_gram_matrices_that_no_samples_can_give_are_not_used(caplog):
     hyper = fedgram.Hyper(**GRAM, least_samples=1)
     clients = halves(fedgram, hyper)[1]
     for name, value, problem in (

@@ -97,20 +97,20 @@ def plain(hyper, rounds):
 
 
 @pytest.mark.parametrize(("threshold", "rounds"), [(0.3, PRESENT), (0.5, LONGER)])
-def test_rounds_with_partial_cohorts_are_those_of_a_plain_loop(threshold, rounds):
+def test_rounds_with_partial_cohorts_equal_those_of_a_plain_loop(threshold, rounds):
     hyper = replace(HYPER, threshold=threshold)
     server, _ = played(hyper, rounds)
     world, q, left_out = plain(hyper, rounds)
     for key, value in world.state_dict().items():
         assert_close(server.model.state_dict()[key], value, rtol=1e-9, atol=1e-12)
     assert {name: one.weight for name, one in server.known.items()} == pytest.approx(q, rel=1e-9)
-    assert max(left_out) > 0.1, "the masks leave nothing out, so the test shows nothing of them"
+    assert max(left_out) > 0.1, "the masks leave nothing out, so this test shows nothing"
 
 
 # Formulas
 
 
-def test_a_sign_is_usual_if_its_share_is_above_the_threshold():
+def test_a_mask_keeps_a_number_whose_sign_has_a_share_above_the_threshold():
     update, rises = torch.tensor([1.0, -1.0, 0.0, -0.0]), torch.tensor([3, 3, 4, 10])
     assert keeps_sign(update, rises, 10, 0.3).tolist() == [False, True, True, True]
     for rounds in (1, 3, 10, 29, 100):
@@ -120,14 +120,14 @@ def test_a_sign_is_usual_if_its_share_is_above_the_threshold():
             assert found == [int(n) > round(threshold * rounds, 6) for n in rises]
 
 
-def test_the_mean_is_over_the_devices_whose_mask_has_the_number():
+def test_the_masked_mean_of_a_number_uses_only_devices_whose_mask_keeps_it():
     updates = [torch.tensor([1.0, 2.0, 5.0]), torch.tensor([3.0, 4.0, 7.0])]
     masks = [torch.tensor([True, False, False]), torch.tensor([True, True, False])]
     found = masked_mean(zip(updates, masks, (1.0, 3.0), strict=True))
     assert found.tolist() == [2.5, 4.0, 0.0] and found.dtype == torch.float64
 
 
-def test_a_step_is_a_moving_mean_of_the_share_of_the_distances():
+def test_the_step_of_a_weight_is_a_moving_mean_of_the_shares_of_the_distance():
     assert next_step(0.5, 2.0, 8.0, 0.4) == pytest.approx(0.6 * 0.5 + 0.4 * 0.25)
     assert next_step(0.5, 0.0, 0.0, 0.4) == pytest.approx(0.3)
 
@@ -135,7 +135,7 @@ def test_a_step_is_a_moving_mean_of_the_share_of_the_distances():
 # The method
 
 
-def test_in_the_first_round_of_equal_weights_the_model_is_the_plain_mean():
+def test_the_model_of_the_first_round_with_equal_weights_is_the_plain_mean():
     hyper = replace(HYPER, beta=0.0)
     server, clients = made(hyper)
     (up,) = play(server, clients, 1)
@@ -144,7 +144,7 @@ def test_in_the_first_round_of_equal_weights_the_model_is_the_plain_mean():
             assert_close(value, sum(sent[key] for sent in up.values()) / len(up), rtol=1e-9, atol=1e-12)
 
 
-def test_a_number_whose_sign_is_unusual_on_every_device_does_not_move():
+def test_a_number_whose_sign_is_unusual_on_every_device_does_not_change():
     server, _ = made(replace(HYPER, threshold=0.3))
     names = ("device-0", "device-1")
     for number, sign in enumerate((1, 1, 1, -1), 1):
@@ -180,7 +180,7 @@ def test_rounds_are_counted_for_each_device():
         assert int(one.rises.min()) >= 0 and int(one.rises.max()) <= one.rounds
 
 
-def test_running_statistics_are_the_mean_with_the_same_weights():
+def test_running_statistics_are_averaged_with_the_same_weights():
     server, clients = made()
     (up,) = play(server, clients, 1)
     q = {name: server.known[name].weight for name in up}
@@ -189,7 +189,7 @@ def test_running_statistics_are_the_mean_with_the_same_weights():
         assert_close(server.payload()[key], mean, rtol=1e-9, atol=1e-12)
 
 
-def test_a_device_that_moves_further_gets_a_larger_weight_and_an_absent_one_keeps_its_weight():
+def test_a_device_with_a_larger_update_gets_a_larger_weight():
     server, _ = made()
     answer_all(server, {"device-0": 1, "device-1": 3}, 1)
     near, far = (server.known[name] for name in ("device-0", "device-1"))
@@ -226,7 +226,7 @@ def test_the_order_of_answers_changes_no_bit():
     assert same(server.state(), other.state())
 
 
-def test_a_restored_server_goes_on_to_the_bit():
+def test_a_restored_server_continues_with_the_same_bits():
     server, clients = played(rounds=PRESENT[:2])
     other, _ = made()
     other.restore(snapshot(server.state()))
@@ -239,7 +239,7 @@ def test_a_restored_server_goes_on_to_the_bit():
 # Memory
 
 
-def test_a_table_has_four_bytes_for_each_parameter_and_no_statistics():
+def test_a_table_has_four_bytes_for_each_parameter_and_none_for_statistics():
     server, clients = made()
     play(server, clients, 1)
     assert count_learned(server.model) == PARAMETERS
@@ -250,7 +250,7 @@ def test_a_table_has_four_bytes_for_each_parameter_and_no_statistics():
         }
 
 
-def test_devices_that_find_no_room_count_as_in_their_first_round():
+def test_devices_without_room_in_the_tables_count_as_in_their_first_round():
     hyper = replace(HYPER, table_bytes=2 * 4 * PARAMETERS)
     server, _ = made(hyper)
     for number in (1, 2, 3):
@@ -269,7 +269,7 @@ def table(**more):
     return {"name": "a", "rounds": 1, "method": method, "network": network, "data": {"source": "digits"}}
 
 
-def test_an_experiment_whose_tables_are_too_large_is_refused_before_anything_starts():
+def test_an_experiment_whose_tables_are_too_large_is_refused_before_it_starts():
     plan = decode(Experiment, table(table_bytes=1 << 30)).plan
     size = 6 * 4 * count_learned(plan.model())
     with pytest.raises(SettingsError) as refused:
@@ -281,7 +281,7 @@ def test_an_experiment_whose_tables_are_too_large_is_refused_before_anything_sta
     decode(Experiment, table(table_bytes=size))
 
 
-def test_a_fleet_that_is_known_at_enrolment_is_refused_at_the_start_of_the_first_round():
+def test_a_too_large_fleet_is_refused_at_the_start_of_the_first_round():
     plan = Plan("fedheal", 2, 3, shape=(12,), network=Network("mlp"), hyper={"table_bytes": 10_000})
     members = [Member("device-0", 5), Member("device-1", 5)]
     fits = 10_000 // (4 * count_learned(plan.model()))
@@ -294,7 +294,7 @@ def test_a_fleet_that_is_known_at_enrolment_is_refused_at_the_start_of_the_first
     ):
         stepper(fits + 1).begin(1, members)
     stepper(fits).begin(1, members)
-    stepper(fits + 1).begin(2, members)  # The fleet was judged when the run began.
+    stepper(fits + 1).begin(2, members)  # The size of the fleet is checked only when the run begins.
 
 
 def test_a_coordinator_whose_fleet_is_refused_ends_with_the_reason(tmp_path):

@@ -50,7 +50,7 @@ def by_hand(start, steps, lr, momentum, decay):
     return torch.stack([row / row.norm() for row in P])
 
 
-def test_spreading_is_sgd_on_equation_3_over_unit_rows():
+def test_the_anchors_are_made_by_sgd_on_equation_3_over_unit_rows():
     start = normal(4, 3).abs()
     assert_close(spread(start, 30, 0.1, 0.9, 1e-2), by_hand(start, 30, 0.1, 0.9, 1e-2))
     assert_close(spread(start, 0, 0.1, 0.9, 0.0), by_hand(start, 0, 0.1, 0.9, 0.0))
@@ -64,7 +64,7 @@ def test_anchors_are_unit_rows_for_any_number_of_classes(classes, size):
     assert uniformity(found) <= uniformity(unit(start)) and not found.requires_grad
 
 
-def test_by_default_anchors_come_close_to_a_simplex():
+def test_anchors_of_the_default_settings_are_close_to_a_simplex():
     anchors = server_of(fedhp.METHOD, fedhp.Hyper()).anchors
     assert nearness(anchors).max() == pytest.approx(-1 / 2, abs=0.05)
     assert anchors.dtype == torch.float32
@@ -75,7 +75,7 @@ def test_the_uniform_loss_refuses_rows_that_are_not_unit():
         uniformity(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
 
 
-def test_anchors_come_from_the_seed_alone_and_are_the_first_prototypes():
+def test_anchors_depend_only_on_seed_and_settings_and_are_the_first_prototypes():
     one = server_of(fedhp.METHOD, HYPER)
     torch.manual_seed(3)
     other, foreign = server_of(fedhp.METHOD, HYPER), fedhp.Server(one.model, HYPER, 8)
@@ -87,10 +87,10 @@ def test_anchors_come_from_the_seed_alone_and_are_the_first_prototypes():
         assert not torch.equal(one.anchors, different.anchors), name
 
 
-# Who is sent what
+# The arrays that each device receives
 
 
-def test_the_anchors_go_down_once_and_prototypes_both_ways():
+def test_the_server_sends_anchors_only_in_the_first_round():
     server, clients = halves()
     for number, first in ((1, True), (2, False), (3, False)):
         ask = ask_to(server, clients, number)
@@ -101,7 +101,7 @@ def test_the_anchors_go_down_once_and_prototypes_both_ways():
         assert expected.up == {"prototypes": 3 * 6} and ("anchors" in expected.down) == first
 
 
-def test_a_cohort_is_sent_anchors_while_one_of_it_lacks_them():
+def test_a_cohort_receives_the_anchors_if_one_of_its_devices_lacks_them():
     server, clients = halves()
     play(server, some(clients, 0, 1), 1)
     assert "anchors" not in ask_to(server, some(clients, 0), 2).payload
@@ -112,7 +112,7 @@ def test_a_cohort_is_sent_anchors_while_one_of_it_lacks_them():
     assert "anchors" not in ask_to(server, clients, 4).payload
 
 
-def test_the_last_evaluation_serves_a_device_that_never_took_part():
+def test_a_device_that_never_took_part_can_predict_in_the_last_evaluation():
     server, clients = halves()
     play(server, some(clients, 0), 1)
     server.begin(2, [Member("device-0", 24)])
@@ -125,11 +125,11 @@ def test_the_last_evaluation_serves_a_device_that_never_took_part():
     assert late.predict(late.data.x).isfinite().all()
 
 
-def test_a_cohort_that_is_not_known_is_sent_the_anchors():
+def test_the_server_sends_the_anchors_to_an_unknown_cohort():
     assert "anchors" in next(server_of(fedhp.METHOD, HYPER).round()).payload
 
 
-def test_only_who_answered_an_ask_with_anchors_is_known_to_have_them():
+def test_the_server_records_only_devices_that_answered_as_holders_of_the_anchors():
     server, clients = halves()
     ask_to(server, clients)
     story = server.round()
@@ -140,7 +140,7 @@ def test_only_who_answered_an_ask_with_anchors_is_known_to_have_them():
     assert server.holders == {"device-0"}
 
 
-def test_a_device_that_lost_its_memory_says_so_and_is_sent_the_anchors_next():
+def test_a_device_that_lost_its_state_reports_it_and_receives_the_anchors():
     server, clients = halves()
     play(server, clients, 1)
     clients["device-1"] = clients_of(fedhp.METHOD, HYPER)["device-1"]
@@ -152,7 +152,7 @@ def test_a_device_that_lost_its_memory_says_so_and_is_sent_the_anchors_next():
     assert "anchors" not in ask_to(server, clients, 4).payload
 
 
-def test_a_device_that_sits_out_keeps_its_network_and_takes_the_current_prototypes():
+def test_an_absent_device_keeps_its_network_and_takes_the_current_prototypes():
     server, clients = halves()
     play(server, clients, 1)
     out = clients["device-1"]
@@ -183,13 +183,13 @@ def naive_loss(client, x, y, reduction="sum", lam=0.1):
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_the_clients_loss_is_equation_1(reduction):
+def test_the_loss_of_a_device_is_equation_1(reduction):
     client = client_with(lh_reduction=reduction, lam=0.7)
     x, y = client.data.x, client.data.y
     assert_close(client.objective(x, y), naive_loss(client, x, y, reduction, 0.7))
 
 
-def test_without_anchors_the_loss_is_the_distance_cross_entropy():
+def test_the_loss_without_anchors_is_the_distance_cross_entropy():
     client = client_with()
     client.anchors = None
     x, y = client.data.x, client.data.y
@@ -227,7 +227,7 @@ def plain_fits(client, rounds):
     return twin
 
 
-def test_two_rounds_are_sgd_on_the_network_and_adam_on_the_prototypes_that_both_remember():
+def test_both_optimizers_of_a_device_keep_their_state_over_two_rounds():
     client = client_with(batch=100, epochs=3, weight_decay=0.01)
     first = client.prototypes.detach().clone()
     expected = plain_fits(client, 2)
@@ -240,7 +240,7 @@ def test_two_rounds_are_sgd_on_the_network_and_adam_on_the_prototypes_that_both_
         assert_close(w, expected.model.get_parameter(name), rtol=1e-4, atol=1e-5)
 
 
-def test_only_prototypes_leave_a_device_and_its_head_is_never_trained():
+def test_a_device_sends_only_prototypes_and_does_not_train_its_head():
     client = client_with()
     before = snapshot(weights_of(client.model))
     sent = client.run(Ask("train"))
@@ -250,7 +250,7 @@ def test_only_prototypes_leave_a_device_and_its_head_is_never_trained():
     assert torch.equal(sent["prototypes"], client.prototypes) and not sent["prototypes"].requires_grad
 
 
-def test_what_was_sent_does_not_move_with_the_device():
+def test_sent_prototypes_do_not_change_with_the_device():
     client = client_with()
     sent = client.run(Ask("train"))["prototypes"]
     before = sent.clone()
@@ -259,7 +259,7 @@ def test_what_was_sent_does_not_move_with_the_device():
 
 
 @pytest.mark.parametrize("reset, steps", [(False, 12), (True, 6)])
-def test_adams_moments_may_end_with_the_prototypes_they_belong_to(reset, steps):
+def test_reset_adam_resets_the_moments_of_adam_in_each_round(reset, steps):
     client = client_with(reset_adam=reset)  # 24 samples: 3 steps an epoch
     received = {"prototypes": client.prototypes.detach().clone()}
     for number in (1, 2):
@@ -271,7 +271,7 @@ def test_adams_moments_may_end_with_the_prototypes_they_belong_to(reset, steps):
     assert any(name.startswith("sgd.") for name in state)
 
 
-def test_clipping_is_about_the_network_alone():
+def test_clipping_applies_only_to_the_network():
     def moved(**changes):
         client = client_with(batch=100, epochs=1, **changes)
         before = client.state()
@@ -283,7 +283,7 @@ def test_clipping_is_about_the_network_alone():
     assert clipped["weights.features.0.weight"] < 1e-3 * free["weights.features.0.weight"]
 
 
-def test_the_prediction_is_the_nearest_prototype():
+def test_a_device_predicts_the_class_of_the_nearest_prototype():
     client = client_with()
     x = client.data.x
     rows = client.model.embed(x[[4, 2, 0]]).detach()
@@ -293,7 +293,7 @@ def test_the_prediction_is_the_nearest_prototype():
     assert scores[[4, 2, 0]].argmax(dim=1).tolist() == [0, 1, 2]
 
 
-def test_predictions_after_training_use_the_devices_own_prototypes():
+def test_a_device_predicts_with_its_own_prototypes_after_training():
     server, clients = halves()
     play(server, clients, 1)
     client = clients["device-0"]
@@ -302,7 +302,7 @@ def test_predictions_after_training_use_the_devices_own_prototypes():
     assert not torch.equal(client.prototypes, server.prototypes)
 
 
-def test_settling_is_one_more_local_training():
+def test_the_last_fit_is_one_more_local_training():
     client = client_with()
     client.run(Ask("train"))
     twin = client_with()
@@ -314,7 +314,7 @@ def test_settling_is_one_more_local_training():
     assert same(client.state(), twin.state())
 
 
-def test_without_the_final_fit_settling_changes_nothing():
+def test_the_last_fit_changes_nothing_if_final_fit_is_off():
     client = client_with(final_fit=False)
     before = client.state()
     client.after_last_round()

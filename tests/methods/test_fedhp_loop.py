@@ -91,9 +91,9 @@ def plain(hyper, devices):
     return anchors, pi_g, fleet
 
 
-@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-@pytest.mark.parametrize("reset", [False, True], ids=["moments kept", "moments forgotten"])
-def test_four_rounds_and_the_last_fit_are_those_of_a_plain_loop(reset, devices):
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
+@pytest.mark.parametrize("reset", [False, True], ids=["moments kept", "moments reset"])
+def test_four_rounds_and_the_last_fit_equal_those_of_a_plain_loop(reset, devices):
     hyper = replace(HYPER, reset_adam=reset)
     server, clients = played(fedhp, hyper, devices)
     anchors, pi_g, fleet = plain(hyper, devices)

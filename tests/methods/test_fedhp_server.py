@@ -71,7 +71,7 @@ def test_aggregation_is_equation_5_in_each_of_its_readings(reading, counts, seed
 
 
 @pytest.mark.parametrize("reading", fedhp.AGGREGATE)
-def test_the_round_weighs_replies_by_the_counts_of_joining(reading):
+def test_the_round_weighs_replies_by_the_counts_that_devices_stated(reading):
     server, clients = halves(replace(HYPER, aggregation=reading))
     previous = server.prototypes
     up = play(server, clients, 1)[0]
@@ -80,14 +80,14 @@ def test_the_round_weighs_replies_by_the_counts_of_joining(reading):
     assert_close(server.prototypes, naive_aggregate(pieces, previous.double(), reading).float())
 
 
-def test_global_prototypes_are_not_made_unit_again():
+def test_global_prototypes_are_not_normalised():
     server, clients = halves()
     play(server, clients, 1)
     assert (server.prototypes.norm(dim=1) - 1).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("reading, kept", [("normalised", True), ("counts", True), ("paper", False)])
-def test_a_class_that_nobody_holds_keeps_its_row(reading, kept):
+def test_a_class_that_no_device_holds_keeps_its_row(reading, kept):
     server, clients = halves(replace(HYPER, aggregation=reading))
     play(server, clients, 1)
     before = server.prototypes
@@ -99,19 +99,19 @@ def test_a_class_that_nobody_holds_keeps_its_row(reading, kept):
     assert server.prototypes.isfinite().all() and (server.prototypes[2] != 0).any()
 
 
-def test_without_replies_nothing_changes():
+def test_aggregation_without_replies_changes_nothing():
     previous = normal(3, 2)
     assert torch.equal(aggregate([], previous), previous)
     assert torch.equal(aggregate_as_printed([], previous), previous)
 
 
-def test_a_device_alone_is_taken_over_as_it_is():
+def test_the_global_prototypes_equal_those_of_a_single_device():
     server, clients = halves()
     up = play(server, some(clients, 0), 1)[0]["device-0"]
     assert_close(server.prototypes, up["prototypes"])
 
 
-def test_a_member_without_counts_stops_the_round_with_its_name():
+def test_a_device_without_stated_counts_is_refused_by_its_name():
     server, clients = halves()
     up = play(server, clients, 1)[0]["device-0"]
     del server.begin  # Now members have no class counts.
@@ -140,14 +140,14 @@ def test_devices_with_few_classes_or_samples_take_part(labels, alone):
     assert odd_one.predict(SHARDS["device-0"].x).isfinite().all()
 
 
-def test_prototypes_of_absent_classes_still_move():
+def test_training_also_changes_the_prototypes_of_absent_classes():
     client = clients_of(fedhp.METHOD, HYPER)["device-1"]  # It holds classes 0 and 1.
     before = normal(3, 6, dtype=torch.float32)
     client.receive({"prototypes": before, "anchors": unit(before)})
     assert not torch.equal(client.run(Ask("train"))["prototypes"][2], before[2])
 
 
-def test_networks_may_differ_where_embeddings_are_as_long():
+def test_devices_may_have_different_networks_with_the_same_embedding_size():
     server, clients = halves(projector=False)
     deep = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 8))
     clients["device-1"].model.features = deep
@@ -175,13 +175,13 @@ def uploads(value):
         ({**uploads(0.0), "lacks": torch.zeros(2, dtype=torch.bool)}, "lacks is (2,), not (1,)"),
     ],
 )
-def test_other_uploads_are_refused(payload, problem):
+def test_impossible_uploads_are_refused(payload, problem):
     server, clients = halves()
     assert ask_to(server, clients).problem_with(payload).message.startswith(problem)
 
 
 @pytest.mark.parametrize("reading", fedhp.AGGREGATE)
-def test_the_largest_uploads_and_counts_poison_nothing(reading):
+def test_the_largest_allowed_uploads_and_counts_leave_finite_states(reading):
     server, clients = halves(replace(HYPER, aggregation=reading))
     del server.begin
     most = 2**63 - 1
@@ -207,7 +207,7 @@ def test_the_largest_uploads_and_counts_poison_nothing(reading):
     met=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_losses_and_gradients_are_finite_wherever_prototypes_are(size, dtype, met, seed):
+def test_losses_and_gradients_are_finite_for_all_prototypes(size, dtype, met, seed):
     prototypes = (size * normal(3, 4, seed=seed, dtype=torch.float32)).requires_grad_()
     z = prototypes.detach()[[0, 1]] if met else normal(2, 4, seed=seed + 1, dtype=torch.float32)
     z = z.clamp(-6e4, 6e4).to(dtype).requires_grad_()
@@ -220,7 +220,7 @@ def test_losses_and_gradients_are_finite_wherever_prototypes_are(size, dtype, me
 # Memory
 
 
-def test_restored_halves_go_on_as_the_unbroken_ones_do():
+def test_restored_halves_continue_with_the_same_bits():
     server, clients = halves(norm=True)
     for number in (1, 2):
         play(server, clients, number)
@@ -247,7 +247,7 @@ def test_a_phase_repeated_from_the_same_state_gives_the_same_bits():
     assert same(client.run(Ask("train")), sent) and same(client.state(), after)
 
 
-def test_restoring_the_first_state_forgets_anchors_and_moments():
+def test_restoring_the_first_state_removes_anchors_and_moments():
     client = clients_of(fedhp.METHOD, HYPER)["device-0"]
     start = client.state()
     client.receive({"prototypes": torch.ones(3, 6), "anchors": torch.ones(3, 6)})
@@ -257,7 +257,7 @@ def test_restoring_the_first_state_forgets_anchors_and_moments():
     assert not any(name.startswith(("sgd.", "adam.", "anchors")) for name in start)
 
 
-def test_states_do_not_move_with_their_halves_nor_halves_with_states():
+def test_a_saved_state_is_a_copy_that_later_rounds_do_not_change():
     server, clients = halves(norm=True)
     play(server, clients, 1)
     states = [h.state() for h in (server, *clients.values())]
@@ -268,7 +268,7 @@ def test_states_do_not_move_with_their_halves_nor_halves_with_states():
     assert all(same(a, b) for a, b in zip(states, before, strict=True))
 
 
-def test_training_without_momentum_has_no_buffers_to_keep():
+def test_the_state_of_a_device_without_momentum_has_no_buffers_of_sgd():
     client = client_with(momentum=0.0)
     client.run(Ask("train"))
     state = client.state()
@@ -277,7 +277,7 @@ def test_training_without_momentum_has_no_buffers_to_keep():
     assert same(client.state(), state)
 
 
-def test_the_figures_of_a_round_are_the_margins_between_global_prototypes():
+def test_the_monitor_reports_the_margins_between_global_prototypes():
     server, clients = halves()
     play(server, clients, 1)
     figures = server.monitor()
@@ -302,20 +302,20 @@ def test_the_figures_of_a_round_are_the_margins_between_global_prototypes():
         ("batch", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedhp.Hyper(**{setting: value})
     assert str(error.value).startswith(f"{setting} is {shown}, it must be {limit}")
 
 
-def test_the_defaults_are_those_of_the_paper():
+def test_the_default_settings_are_those_of_the_paper():
     h = fedhp.Hyper()
     assert (h.epochs, h.lr, h.momentum, h.weight_decay) == (5, 0.01, 0.9, 1e-4)
     assert (h.proto_lr, h.lam, h.lh_reduction, h.final_fit) == (0.005, 0.1, "sum", True)
 
 
-def test_anchors_that_would_take_hours_are_refused_before_they_are_begun():
+def test_settings_with_which_anchors_would_take_hours_are_refused():
     model = nets.build("mlp", classes=20_000, image=(3, 8, 8))
     hyper = fedhp.Hyper(init_steps=10_000)
     with pytest.raises(SettingsError, match=r"init_steps is 10000.* at most 1562 steps"):

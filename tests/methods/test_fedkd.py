@@ -134,7 +134,7 @@ def played(rounds, hyper):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("rounds", [PRESENT, WITHOUT_A_CLASS])
-def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(rounds, variant):
     hyper = replace(HYPER, **variant)
     server, clients, up = played(rounds, hyper)
     world, models, maps = plain(rounds, hyper)
@@ -146,22 +146,22 @@ def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
         assert_close(clients[name].W_h.weight, maps[name].weight, **CLOSE)
     lengths = {len(sent["weights.features.3.weight"]) for answers in up for sent in answers.values()}
     assert lengths == {192} if hyper.energy_first == 1.0 else min(lengths) < 192, (
-        "else this test shows no factors"
+        "otherwise this test shows no factors"
     )
 
 
-def test_the_energy_grows_from_round_to_round_up_to_its_last():
+def test_the_energy_grows_in_each_round_up_to_energy_last():
     usual = fedkd.Hyper()
     assert [usual.energy(t, 3) for t in (1, 2, 3)] == pytest.approx([0.96, 0.97, 0.98])
-    assert usual.energy(1, 0) == pytest.approx(0.98), "where nobody has said how many rounds there are"
+    assert usual.energy(1, 0) == pytest.approx(0.98), "if the number of rounds is unknown"
 
 
-def test_both_halves_know_how_many_rounds_there_are():
+def test_both_halves_know_the_number_of_rounds():
     plan = Plan("fedkd", 3, 12, network=Network("mlp"), size=8)
     assert plan.server_half().rounds == plan.client_half(DATA["device-0"], "a").rounds == 12
 
 
-def test_who_sat_out_begins_from_the_same_student_as_all():
+def test_all_devices_receive_the_same_shared_network():
     server, clients, _ = played(PRESENT, HYPER)
     ask = next(server.round())
     for client in clients.values():
@@ -169,7 +169,7 @@ def test_who_sat_out_begins_from_the_same_student_as_all():
         assert same(client.mutual.state_dict(), server.model.state_dict())
 
 
-def test_with_parameters_what_goes_down_is_in_factors_too():
+def test_travel_parameters_also_sends_the_broadcast_in_factors():
     server, clients, _ = played(PRESENT, replace(HYPER, travel="parameters"))
     payload = server.shared()
     assert len(payload["weights.features.3.weight"]) < 192
@@ -180,7 +180,7 @@ def test_with_parameters_what_goes_down_is_in_factors_too():
 
 
 @pytest.mark.parametrize("travel", ["update", "parameters"])
-def test_the_last_evaluation_is_of_each_own_network_and_brings_nothing(travel):
+def test_the_last_evaluation_uses_each_own_network_and_an_empty_broadcast(travel):
     server, clients, _ = played(PRESENT, replace(HYPER, travel=travel))
     assert not server.payload()
     client, x = clients["device-0"], DATA["device-0"].x
@@ -198,7 +198,7 @@ LARGE, STEP = "weights.features.3.weight", 12 + 16 + 1
 
 
 @pytest.mark.parametrize("length", [0, 1, STEP - 1, STEP + 1, 7 * STEP, 191, 193])
-def test_a_rank_that_cannot_be_is_refused_in_one_line(length):
+def test_an_impossible_rank_is_refused(length):
     server, clients = fleet(HYPER)
     ask = ready(server)
     sent = dict(play(*fleet(HYPER), 1)[0]["device-0"])
@@ -209,7 +209,7 @@ def test_a_rank_that_cannot_be_is_refused_in_one_line(length):
         assert ask.problem_with({**sent, LARGE: torch.zeros(rank * STEP).double()}) is None
 
 
-def test_factors_beyond_bounds_are_refused_and_those_within_them_leave_numbers():
+def test_too_large_factors_are_refused_and_allowed_factors_leave_a_finite_state():
     server, clients = fleet(HYPER)
     sent = dict(play(*fleet(HYPER), 1)[0]["device-0"])
     ask = ready(server)
@@ -226,14 +226,14 @@ def test_factors_beyond_bounds_are_refused_and_those_within_them_leave_numbers()
     assert server.model.features[3].weight.abs().max() < 1e7
 
 
-def test_a_running_variance_travels_as_it_is_and_none_below_0_is_taken():
+def test_a_running_variance_is_sent_unchanged_and_is_refused_below_0():
     server, clients = fleet(HYPER)
     sent = dict(play(*fleet(HYPER), 1)[0]["device-0"])
     ask, key = ready(server), "weights.features.1.running_var"
     assert (sent[key] > 0).all() and "below 0" in ask.problem_with({**sent, key: -sent[key]}).message
 
 
-def test_the_student_is_the_mean_of_what_came_each_counted_once_in_whatever_order():
+def test_the_shared_network_is_the_plain_mean_in_any_order_of_answers():
     ends = []
     up = play(*fleet(HYPER), 1)[0]
     for turned in (False, True):
@@ -247,7 +247,7 @@ def test_the_student_is_the_mean_of_what_came_each_counted_once_in_whatever_orde
     assert same(*ends)
 
 
-def test_networks_that_make_no_error_at_all_are_moved_by_numbers():
+def test_networks_without_any_error_get_finite_gradients():
     client = fleet(replace(HYPER, clip=None))[1]["device-0"]
     x, y = client.data.x[:1], client.data.y[:1]
     client.model.eval(), client.mutual.eval()
@@ -260,7 +260,7 @@ def test_networks_that_make_no_error_at_all_are_moved_by_numbers():
     assert loss.isfinite() and all(p.grad.isfinite().all() for p in client.W_h.parameters())
 
 
-def test_a_weight_that_is_no_number_stops_no_device():
+def test_a_device_with_a_weight_of_nan_still_sends_an_update_that_is_refused():
     server, clients = fleet(HYPER)
     client = clients["device-0"]
     ask = ready(server)
@@ -271,7 +271,7 @@ def test_a_weight_that_is_no_number_stops_no_device():
     assert "not finite" in ask.problem_with(snapshot(client.run(ask))).message
 
 
-def test_a_devices_own_network_and_map_never_leave_it_and_outlast_a_restart():
+def test_a_device_keeps_its_own_network_and_map_through_a_restart():
     server, clients, _ = played(PRESENT, HYPER)
     ask, client = next(server.round()), clients["device-0"]
     again = fedkd.METHOD.Client(network(), DATA["device-0"], HYPER, 7, "device-0", shared_network())
@@ -288,7 +288,7 @@ def test_a_devices_own_network_and_map_never_leave_it_and_outlast_a_restart():
     assert sent[0].keys() == {f"weights.{key}" for key in shared_network().state_dict()}
 
 
-def test_what_crosses_depends_on_ranks_and_what_has_none_is_whole():
+def test_the_cost_depends_on_the_ranks_of_the_sent_factors():
     g = shared_network()
     whole = parameters(g)
     assert fedkd.cost(Sizes(network(), 3, mutual=g)).up == {"weights": whole}
@@ -305,7 +305,7 @@ def test_what_crosses_depends_on_ranks_and_what_has_none_is_whole():
         ({"kl": "batch"}, "kl is 'batch', it must be one of classes, elements"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, problem):
     with pytest.raises(ValueError) as error:
         fedkd.Hyper(**setting)
     assert str(error.value).startswith(problem)

@@ -36,7 +36,7 @@ def directions(rows=3, size=6, seed=0):
     return F.normalize(normal(rows, size, seed=seed, dtype=torch.float32), dim=1)
 
 
-def test_the_first_round_has_anchors_of_the_first_classifier():
+def test_the_first_broadcast_has_anchors_that_were_fitted_to_the_first_classifier():
     server, clients = halves()
     assert "anchors" not in server.payload()  # Before the first round nothing is trained.
     first, _ = halves()
@@ -48,7 +48,7 @@ def test_the_first_round_has_anchors_of_the_first_classifier():
     assert floats(answer(clients["device-0"], ask, 1)) == {"weights": 40 + 54 + 21}
 
 
-def test_skipping_leaves_the_anchors_out_of_round_one_only():
+def test_the_setting_skip_omits_the_anchors_only_in_round_1():
     server, clients = halves(replace(HYPER, anchors_first_round="skip"))
     first = next(server.round())
     assert "anchors" not in first.payload and "anchors" not in first.wants
@@ -56,7 +56,7 @@ def test_skipping_leaves_the_anchors_out_of_round_one_only():
     assert same(next(server.round()).payload, server.payload()) and "anchors" in server.payload()
 
 
-def test_what_follows_the_last_round_is_what_the_next_round_would_send():
+def test_the_payload_after_the_last_round_equals_the_broadcast_of_a_next_round():
     server, clients = halves()
     play(server, clients, 1)
     assert same(snapshot(server.payload()), snapshot(next(server.round()).payload))
@@ -76,7 +76,7 @@ def test_anchors_are_unit_vectors_and_the_classifier_stays_frozen():
     assert not server.anchors.requires_grad
 
 
-def test_r_and_theta_go_on_from_the_round_before():
+def test_r_and_theta_continue_from_the_previous_round():
     twice, once = (server_of(fedlsa.METHOD, replace(HYPER, server_epochs=n)) for n in (10, 20))
     twice.fit_anchors()
     twice.fit_anchors()
@@ -84,7 +84,7 @@ def test_r_and_theta_go_on_from_the_round_before():
     assert torch.equal(twice.anchors, once.anchors)
 
 
-def test_anchors_come_from_the_seed_alone():
+def test_anchors_depend_only_on_the_seed():
     one = server_of(fedlsa.METHOD, HYPER)
     torch.manual_seed(3)
     other = server_of(fedlsa.METHOD, HYPER)
@@ -103,7 +103,7 @@ def trained_head(server):
         server.model.head.bias.zero_()
 
 
-def test_by_default_anchors_are_told_apart_and_spread_as_a_simplex():
+def test_anchors_of_the_default_settings_are_close_to_a_simplex():
     server = server_of(fedlsa.METHOD, fedlsa.Hyper())
     trained_head(server)
     server.fit_anchors()
@@ -112,7 +112,7 @@ def test_by_default_anchors_are_told_apart_and_spread_as_a_simplex():
     assert anchor_cross_entropy(server.model.head, server.anchors).detach() < 0.1
 
 
-def test_the_separation_loss_widens_the_margins():
+def test_the_separation_loss_increases_the_margins():
     def margin(**changes):
         server = server_of(fedlsa.METHOD, fedlsa.Hyper(alpha=0.4, tau=0.2, **changes))
         trained_head(server)
@@ -123,7 +123,7 @@ def test_the_separation_loss_widens_the_margins():
 
 
 @pytest.mark.parametrize("reading, inside", [("inside", True), ("paper", False)])
-def test_the_servers_loss_is_equation_5(reading, inside):
+def test_the_loss_of_the_server_is_equation_5(reading, inside):
     server = server_of(fedlsa.METHOD, replace(HYPER, separation=reading, alpha=0.3, tau=0.2))
     anchors, head = directions(), server.model.head
     expected = anchor_cross_entropy(head, anchors) + 0.3 * separation(anchors, 0.2, tau_inside=inside)
@@ -137,7 +137,7 @@ def naive_h(client):
     return torch.stack([row / row.norm() for row in z])
 
 
-def test_the_clients_loss_is_equation_10():
+def test_the_loss_of_a_device_is_equation_10():
     anchors = directions()
     client = client_with(anchors, lam=0.7, tau=0.2)
     h, y = naive_h(client), client.data.y
@@ -146,20 +146,20 @@ def test_the_clients_loss_is_equation_10():
     assert_close(client.objective(client.data.x, y), expected)
 
 
-def test_an_empty_payload_takes_nothing_away():
+def test_a_device_keeps_its_anchors_when_it_receives_an_empty_payload():
     client = client_with(directions())
     client.receive({})
     assert torch.equal(client.anchors, directions())
 
 
 @pytest.mark.parametrize("com", ["vmf", "l2", "none"])
-def test_without_anchors_or_compactness_the_loss_is_cross_entropy_on_the_sphere(com):
+def test_the_loss_without_anchors_or_compactness_is_cross_entropy_on_the_sphere(com):
     client = client_with(None if com != "none" else directions(), com=com)
     entropy = F.cross_entropy(client.model.head(naive_h(client)), client.data.y)
     assert_close(client.objective(client.data.x, client.data.y), entropy)
 
 
-def test_the_ablation_pulls_h_to_its_anchor_by_squared_length():
+def test_the_setting_l2_adds_the_squared_distance_to_the_anchor():
     anchors = directions()
     client = client_with(anchors, com="l2", lam=0.7)
     h, y = naive_h(client), client.data.y
@@ -169,7 +169,7 @@ def test_the_ablation_pulls_h_to_its_anchor_by_squared_length():
 
 
 @pytest.mark.parametrize("com", ["vmf", "l2"])
-def test_training_gathers_a_device_around_the_anchors(com):
+def test_training_moves_the_embeddings_towards_their_anchors(com):
     def spread(**changes):
         # The anchors are not where the classes would go without them.
         client = client_with(directions().roll(1, 0), epochs=20, **changes)
@@ -180,7 +180,7 @@ def test_training_gathers_a_device_around_the_anchors(com):
 
 
 @pytest.mark.parametrize("projector", [True, False])
-def test_the_classifier_sees_directions_only(projector):
+def test_the_scores_depend_only_on_the_direction_of_the_embedding(projector):
     server, clients = halves(projector=projector)
     play(server, clients, 1)
     client = clients["device-0"]
@@ -194,7 +194,7 @@ def test_the_classifier_sees_directions_only(projector):
     assert_close(client.sphere(client.data.x).norm(dim=1), torch.ones(len(scores)))
 
 
-def test_without_both_losses_it_is_fedavg_on_the_sphere(monkeypatch):
+def test_fedlsa_without_both_losses_is_fedavg_on_the_sphere(monkeypatch):
     server, clients = halves(replace(HYPER, use_sep=False, com="none"))
     play(server, clients, 1)
     plain = LocalHyper(epochs=2, batch=8, lr=0.05)
@@ -207,7 +207,7 @@ def test_without_both_losses_it_is_fedavg_on_the_sphere(monkeypatch):
         assert_close(server.payload()[name], w)
 
 
-def test_the_figures_of_a_round_are_the_margins_between_anchors():
+def test_the_monitor_reports_the_margins_between_anchors():
     server, clients = halves()
     assert server.monitor() == {}
     play(server, clients, 1)
@@ -218,7 +218,7 @@ def test_the_figures_of_a_round_are_the_margins_between_anchors():
     assert figures["margin.mean"] == pytest.approx(float(nearest.mean()))
 
 
-def test_restoring_a_state_before_the_first_fit_forgets_the_anchors():
+def test_restoring_a_state_from_before_the_first_fit_removes_the_anchors():
     server, clients = halves()
     start = server.state()
     play(server, clients, 1)
@@ -245,14 +245,14 @@ def test_restoring_a_state_before_the_first_fit_forgets_the_anchors():
         ("batch", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedlsa.Hyper(**{setting: value})
     assert str(error.value).startswith(f"{setting} is {shown}, it must be {limit}")
 
 
-def test_nearest_anchor_is_measured_beside_the_classifier():
+def test_the_other_rule_of_a_device_predicts_the_nearest_anchor():
     client = clients_of(fedlsa.METHOD, fedlsa.Hyper())["device-0"]
     assert client.other_rules() == {}
     client.receive({"anchors": unit(normal(CLASSES, 6).float())})

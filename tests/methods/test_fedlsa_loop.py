@@ -78,9 +78,9 @@ def plain(hyper, devices):
     return shared, fitted(R, Theta, head, hyper)
 
 
-@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("first", ["pretrain", "skip"])
-def test_four_rounds_are_those_of_a_plain_loop(first, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(first, devices):
     hyper = replace(HYPER, anchors_first_round=first)
     server, _ = played(fedlsa, hyper, devices)
     shared, anchors = plain(hyper, devices)

@@ -32,7 +32,7 @@ def plain(hyper, data, rounds=PRESENT):
     return {c: sums[c] / counts[c] for c in sorted(sums)}
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize(
     "hyper",
     [
@@ -40,9 +40,9 @@ def plain(hyper, data, rounds=PRESENT):
         fedncm.Hyper(metric="euclidean"),
         fedncm.Hyper(features="raw", metric="euclidean", least_samples=1),
     ],
-    ids=["as set", "euclidean", "the paper's numbers"],
+    ids=["default", "euclidean", "the paper's numbers"],
 )
-def test_four_rounds_are_those_of_a_plain_loop(data, hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(data, hyper):
     server, clients = played(fedncm, hyper, data)
     means, head = plain(hyper, data), server.payload()
     assert head["labels"].tolist() == list(means) == sorted(means)
@@ -59,7 +59,7 @@ def test_four_rounds_are_those_of_a_plain_loop(data, hyper):
     assert found.tolist() == [list(means)[i] for i in near.argmax(0)]
 
 
-def test_a_mean_of_float32_features_is_as_exact_as_the_message():
+def test_class_means_of_float32_features_are_exact_to_float32():
     server, clients = server_of(fedncm.METHOD, fedncm.Hyper()), clients_of(fedncm.METHOD, fedncm.Hyper())
     play(server, clients, 1)
     wide, exact = halves(fedncm, fedncm.Hyper(), {k: v for k, v in DATA.items() if k in SHARDS})
@@ -69,7 +69,7 @@ def test_a_mean_of_float32_features_is_as_exact_as_the_message():
     assert_close(server.payload()["head"].double(), wide.payload()["head"], rtol=0, atol=1e-6)
 
 
-def test_nothing_is_trained_and_nothing_goes_down_before_the_last_evaluation():
+def test_the_network_is_not_trained_and_tasks_have_an_empty_broadcast():
     server, clients = server_of(fedncm.METHOD, fedncm.Hyper()), clients_of(fedncm.METHOD, fedncm.Hyper())
     before = {name: value.clone() for name, value in clients["device-0"].model.state_dict().items()}
     for number in (1, 2):
@@ -80,7 +80,7 @@ def test_nothing_is_trained_and_nothing_goes_down_before_the_last_evaluation():
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_splitting_samples_over_devices_in_another_way_changes_nothing():
+def test_the_head_does_not_depend_on_the_split_of_samples_over_devices():
     whole = Shard(*(torch.cat([getattr(part, name) for part in DATA.values()]) for name in ("x", "y")))
     split = {f"part-{i}": Shard(whole.x[i::3], whole.y[i::3]) for i in range(3)}
     one, two, three = (

@@ -66,9 +66,9 @@ def plain(hyper, data):
     return shared, scale, W
 
 
-@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "a class that no device holds"])
 @pytest.mark.parametrize("changes", [{}, {"fixed_scale": True}, {"rho": 0.0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data):
+def test_four_rounds_equal_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
     server, clients = played(fednh, hyper, data)
     shared, scale, W = plain(hyper, data)
@@ -81,7 +81,7 @@ def test_four_rounds_are_those_of_a_plain_loop(changes, data):
         assert_close(payload[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
 
 
-def test_a_last_fit_is_one_more_local_training_from_the_last_broadcast_at_the_next_rounds_rate():
+def test_the_last_fit_is_one_more_local_training_from_the_last_broadcast():
     hyper, number = replace(HYPER, final_fit=True), len(PRESENT) + 1
     server, clients = played(fednh, hyper)
     client, payload = clients["device-1"], snapshot(server.payload())
@@ -112,11 +112,11 @@ def test_a_last_fit_is_one_more_local_training_from_the_last_broadcast_at_the_ne
         assert_close(value, model.state_dict()[key], rtol=1e-10, atol=1e-12)
 
 
-def test_the_personal_model_is_reported_after_a_last_fit_and_without_one_nothing_moves():
+def test_the_personal_model_is_reported_only_if_final_fit_is_on():
     assert fednh.METHOD.under(HYPER).reports == "global"
     assert fednh.METHOD.under(replace(HYPER, final_fit=True)).reports == "personal"
     both = fednh.METHOD.under(replace(HYPER, final_fit=True, fixed_scale=True))
-    assert both.reports == "personal", "whatever else is set"
+    assert both.reports == "personal", "for any other settings"
     server, clients = halves(fednh, HYPER)
     client = clients["device-0"]
     client.begin(1)
@@ -126,7 +126,7 @@ def test_the_personal_model_is_reported_after_a_last_fit_and_without_one_nothing
     assert same(client.model.state_dict(), before)
 
 
-def test_where_nothing_is_left_to_train_prototypes_are_sent_all_the_same():
+def test_a_device_without_anything_to_train_sends_its_prototypes():
     hyper = replace(HYPER, fixed_scale=True, final_fit=True)
     model = tiny(projector=False, norm=True, frozen=True)
     client = fednh.METHOD.Client(model, SHARDS["device-1"], hyper, 7, "device-1")
@@ -141,7 +141,7 @@ def test_where_nothing_is_left_to_train_prototypes_are_sent_all_the_same():
     assert_close(sent["prototypes"], F.normalize(means, dim=1).detach())
 
 
-def test_the_server_moves_its_prototypes_as_the_vectors_say():
+def test_the_new_prototypes_of_the_server_equal_the_oracle():
     given, expected = case("fednh.prototypes")
     pieces = []
     for scaled, counts in zip(given["client_class_means_unit_scaled"], given["counts"], strict=True):
@@ -154,7 +154,7 @@ def test_the_server_moves_its_prototypes_as_the_vectors_say():
     assert torch.equal(W_new[2], given["W"][2])
 
 
-def test_rows_begin_orthogonal_where_there_is_room_and_of_length_1_where_there_is_not():
+def test_the_first_prototypes_are_unit_rows_and_orthogonal_if_possible():
     W = first_prototypes()
     assert_close(W @ W.T, torch.eye(CLASSES).double(), rtol=0, atol=1e-6)
     assert_close(W.norm(dim=1), torch.ones(CLASSES).double(), rtol=1e-12, atol=0)
@@ -174,7 +174,7 @@ def test_scores_are_scaled_cosines():
     assert_close(client.predict(x), 3.0 * cosines)
 
 
-def test_prototypes_are_fixed_on_the_device_and_the_scale_is_learned_unless_it_is_fixed():
+def test_a_device_trains_the_scale_but_not_the_prototypes():
     for fixed in (False, True):
         server, clients = halves(fednh, replace(HYPER, fixed_scale=fixed))
         client, W = clients["device-0"], first_prototypes()
@@ -184,7 +184,7 @@ def test_prototypes_are_fixed_on_the_device_and_the_scale_is_learned_unless_it_i
         assert ("weights.head.scale" in server.payload()) != fixed
 
 
-def test_rows_that_go_up_are_unit_means_of_unit_features_and_others_are_refused():
+def test_a_device_sends_unit_means_of_unit_features_and_longer_rows_are_refused():
     server, clients = halves(fednh, HYPER)
     up = play(server, clients, 1)[0]
     for name, payload in up.items():
@@ -200,7 +200,7 @@ def test_rows_that_go_up_are_unit_means_of_unit_features_and_others_are_refused(
     assert "prototypes has" in ask.problem_with(longer).message
 
 
-def test_the_rate_falls_with_the_rounds_of_the_run_not_of_the_device():
+def test_the_learning_rate_falls_with_the_number_of_the_round():
     client = halves(fednh, HYPER)[1]["device-0"]
     start = snapshot(client.model.state_dict())
 
@@ -216,7 +216,7 @@ def test_the_rate_falls_with_the_rounds_of_the_run_not_of_the_device():
     assert not step(1_000_000).any()  # 0.8^999999 is 0, and no error
 
 
-def test_gradients_are_clipped_to_their_codes_10_unless_it_is_set():
+def test_gradients_are_clipped_to_10_by_default():
     assert fednh.Hyper().clip == 10.0 and fednh.Hyper(clip=None).clip is None
     server, clients = halves(fednh, FREE)
     one, other = clients["device-0"], halves(fednh, replace(FREE, clip=None))[1]["device-0"]
@@ -227,12 +227,12 @@ def test_gradients_are_clipped_to_their_codes_10_unless_it_is_set():
     assert not same(one.model.state_dict(), other.model.state_dict())
 
 
-def test_every_device_counts_once_in_the_mean_of_models_whatever_it_has():
+def test_each_device_counts_once_in_the_mean_of_models():
     replies = [Reply("b", 100, {"w": torch.tensor([4.0])}), Reply("a", 0, {"w": torch.tensor([2.0])})]
     assert plain_mean(replies, ["w"])["w"].item() == 3.0
 
 
-def test_the_order_of_arrival_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     up = play(*halves(fednh, HYPER), 1)[0]
     replies = [Reply(name, len(DATA[name].y), payload) for name, payload in up.items()]
     states = []
@@ -247,14 +247,14 @@ def test_the_order_of_arrival_changes_no_bit():
     assert all(same(states[0], other) for other in states)
 
 
-def test_a_server_that_starts_again_goes_on_from_its_prototypes():
+def test_a_restored_server_has_the_same_prototypes():
     server, _ = played(fednh, HYPER)
     again = fednh.METHOD.Server(network(), HYPER, 7)
     again.restore(snapshot(server.state()))
     assert same(again.payload(), server.payload()) and same(again.state(), server.state())
 
 
-def test_what_crosses_is_all_but_the_head_and_a_scale():
+def test_devices_and_server_send_all_weights_but_those_of_the_head():
     server, clients = halves(fednh, HYPER)
     base = sum(
         v.numel() for part in (network().features, network().projector) for v in part.state_dict().values()
@@ -273,7 +273,7 @@ def test_what_crosses_is_all_but_the_head_and_a_scale():
         ("lr_decay", 0.0, "lr_decay is 0.0, it must be above 0 and at most 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, problem):
     with pytest.raises(ValueError) as error:
         fednh.Hyper(**{setting: value})
     assert str(error.value).startswith(problem)

@@ -17,7 +17,7 @@ from tests.methods.tiny import Shard, answer, member, same
 HYPER = LocalHyper(**LOCAL)
 
 
-def test_four_rounds_with_partial_cohorts_are_those_of_a_plain_loop():
+def test_four_rounds_with_partial_cohorts_equal_those_of_a_plain_loop():
     server, _ = played(fednova, HYPER)
     model = network()
     for number, present in enumerate(PRESENT, 1):
@@ -55,7 +55,7 @@ def counted(examples):
     return sum(sum(HYPER.momentum**j for j in range(steps - i)) for i in range(steps))
 
 
-def test_with_equal_steps_its_rounds_are_those_of_fedavg():
+def test_fednova_with_equal_numbers_of_steps_equals_fedavg():
     data = {name: Shard(part.x[:6], part.y[:6]) for name, part in DATA.items()}
     server, _ = played(fednova, HYPER, data)
     other, _ = played(fedavg, fedavg.Hyper(**LOCAL), data)
@@ -71,14 +71,14 @@ def asked(cohort=tuple(DATA)):
 
 
 @pytest.mark.parametrize("steps", [0.0, -3.0, 0.99, 1e9, math.nan, math.inf])
-def test_a_number_of_steps_that_no_device_can_take_is_refused(steps):
+def test_an_impossible_number_of_steps_is_refused(steps):
     _, clients, _, ask = asked()
     sent = answer(clients["device-0"], ask, 1)
     assert ask.problem_with({**sent, "steps": torch.tensor([steps], dtype=torch.float64)})
     assert ask.problem_with({**sent, "steps": torch.tensor([2.0, 2.0], dtype=torch.float64)})
 
 
-def test_a_device_with_more_samples_than_it_has_stated_is_refused():
+def test_a_device_that_trained_on_more_samples_than_it_stated_is_refused():
     _, clients, _, ask = asked()
     server, _ = halves(fednova, HYPER)
     server.begin(1, [Member("device-0", 8)])
@@ -98,7 +98,7 @@ def after(order, claimed=None):
     return snapshot(server.payload())
 
 
-def test_a_device_cannot_claim_more_steps_than_its_own_examples_allow():
+def test_the_steps_of_a_device_are_capped_by_its_number_of_examples():
     """The bound of the task is that of the largest device, which device-2 is not."""
     own, largest = counted(len(DATA["device-2"].y)), counted(len(DATA["device-0"].y))
     assert own < largest
@@ -106,5 +106,5 @@ def test_a_device_cannot_claim_more_steps_than_its_own_examples_allow():
     assert not same(after(sorted(DATA), own * 0.5), after(sorted(DATA)))
 
 
-def test_the_order_of_the_answers_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     assert same(after(sorted(DATA)), after(sorted(DATA, reverse=True)))

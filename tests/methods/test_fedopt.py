@@ -71,13 +71,13 @@ def loop(module):
 
 
 @every_method
-def test_four_rounds_with_partial_cohorts_are_those_of_a_plain_loop(module):
+def test_four_rounds_with_partial_cohorts_equal_those_of_a_plain_loop(module):
     server, _ = played(module, HYPERS[module])
     for key, value in loop(module).items():
         assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-9, atol=1e-11)
 
 
-def test_the_moments_agree_with_the_formulas_number_by_number():
+def test_the_moments_equal_the_formulas_for_each_number():
     v, d = normal(50, seed=1).square(), normal(50, seed=2)
     for module, square in {
         fedadagrad: adagrad_square(v, d), fedadam: adam_square(v, d, B2), fedyogi: yogi_square(v, d, B2)
@@ -89,7 +89,7 @@ def test_the_moments_agree_with_the_formulas_number_by_number():
     assert_close(moving_mean(v, d, B1).tolist(), expected, rtol=1e-12, atol=0)
 
 
-def test_fedavgm_without_momentum_and_with_rate_1_is_fedavg_bit_for_bit():
+def test_fedavgm_without_momentum_and_with_rate_1_has_the_same_bits_as_fedavg():
     plain = fedavgm.Hyper(**LOCAL, server_momentum=0.0, server_lr=1.0)
     ours, theirs = (
         server_of(fedavgm.METHOD, plain, norm=True),
@@ -110,7 +110,7 @@ def test_the_first_round_of_fedavgm_is_a_round_of_fedavg():
 
 
 @pytest.mark.parametrize("module", [fedadam, fedyogi])
-def test_no_number_moves_further_in_round_1_than_the_servers_rate(module):
+def test_the_server_rate_limits_the_change_of_each_number_in_round_1(module):
     """The devices' rate is so high that the bound is almost reached."""
     hyper = fedadam.Hyper(epochs=2, batch=8, lr=1.0, server_lr=0.03)
     server, _ = played(module, hyper, rounds=PRESENT[:1])
@@ -121,7 +121,7 @@ def test_no_number_moves_further_in_round_1_than_the_servers_rate(module):
 
 
 @every_method
-def test_the_order_of_the_answers_changes_no_bit(module):
+def test_the_order_of_answers_changes_no_bit(module):
     server, clients = halves(module, HYPERS[module])
     server.begin(1, [member(name, client) for name, client in clients.items()])
     before = snapshot(server.state())
@@ -138,7 +138,7 @@ def test_the_order_of_the_answers_changes_no_bit(module):
 
 
 @every_method
-def test_a_model_with_a_number_that_is_not_finite_or_a_negative_variance_is_refused(module):
+def test_a_model_with_nan_or_infinity_or_a_negative_variance_is_refused(module):
     server = server_of(module.METHOD, HYPERS[module], norm=True)
     client = clients_of(module.METHOD, HYPERS[module], norm=True)["device-0"]
     server.begin(1, [member("device-0", client)])
@@ -153,7 +153,7 @@ def test_a_model_with_a_number_that_is_not_finite_or_a_negative_variance_is_refu
         assert key in str(ask.problem_with({**sent, f"weights.{key}": bad}).message)
 
 
-def test_a_moment_is_kept_for_each_parameter_of_the_network_and_no_statistic():
+def test_the_state_has_moments_for_each_parameter_and_for_no_statistic():
     keys = {f"{kind}.{name}" for kind in "mv" for name, _ in tiny(norm=True).named_parameters()}
     state = server_of(fedadam.METHOD, HYPERS[fedadam], norm=True).state()
     assert {key for key in state if not key.startswith("weights.")} == keys

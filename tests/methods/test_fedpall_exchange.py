@@ -1,4 +1,4 @@
-"""Tests of FedPall: two exchanges in each round, the classifier of a device, its mixing and masking."""
+"""Tests of FedPall: two phases in each round, the classifier of a device, its mixing and masking."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tests.methods.fedpall_halves import (
 from tests.methods.fedpall_halves import narrow as narrow
 from tests.methods.tiny import SHARDS, floats, play, same, server_of, tiny
 
-# What crosses
+# The arrays that are sent
 
 
-def test_a_round_has_two_exchanges():
+def test_a_round_has_two_phases():
     server, clients = halves()
     asks = asks_of(server)
     first, second = play(server, clients, 1)
@@ -55,7 +55,7 @@ def test_a_round_has_two_exchanges():
 
 @pytest.mark.parametrize("device", SHARDS)
 @pytest.mark.parametrize("number", [1, 2])
-def test_what_crosses_is_what_the_closed_form_says(device, number):
+def test_the_sent_numbers_equal_the_closed_form(device, number):
     server, clients = halves()
     asks = asks_of(server)
     for i in range(1, number + 1):
@@ -70,7 +70,7 @@ def test_what_crosses_is_what_the_closed_form_says(device, number):
         assert {kind: sum(f.get(kind, 0) for f in each) for kind in set().union(*each)} == expected
 
 
-def test_the_closed_form_is_the_papers_with_the_prototypes_that_it_leaves_out(monkeypatch):
+def test_the_closed_form_has_the_numbers_of_the_paper_and_the_prototypes(monkeypatch):
     monkeypatch.setattr(mlp, "HIDDEN", 512)
     cost = fedpall.cost(Sizes(Net(nn.Identity(), 2048, 10), held=10, examples=100, clients=5))
     paper = cost.down["classifier"] + cost.down["amplifier"]
@@ -78,7 +78,7 @@ def test_the_closed_form_is_the_papers_with_the_prototypes_that_it_leaves_out(mo
     assert cost.up == {"prototypes": 20480, "labels": 110, "counts": 10, "features": 204800}
 
 
-def test_prototypes_go_down_to_train_only_if_someone_missed_the_last_round():
+def test_the_training_task_has_prototypes_only_if_a_device_missed_the_last_round():
     server, clients = halves()
     asks = asks_of(server)
     for number, present in enumerate([(0, 1), (0, 1), (0,), (0, 1), (0, 1, 2), (0, 1, 2)], start=1):
@@ -88,7 +88,7 @@ def test_prototypes_go_down_to_train_only_if_someone_missed_the_last_round():
     assert [len(a.payload["amplifier.6.weight"]) for a in asks if a.phase == "train"] == [2, 2, 2, 2, 3, 3]
 
 
-def test_devices_train_with_the_prototypes_of_the_round_before_whether_they_are_sent_or_kept():
+def test_devices_train_with_the_prototypes_of_the_previous_round():
     server, clients = halves()
     play(server, clients, 1)
     before = snapshot(server.payload())
@@ -99,7 +99,7 @@ def test_devices_train_with_the_prototypes_of_the_round_before_whether_they_are_
         assert torch.equal(client.prototypes, before["prototypes"])
 
 
-def test_the_last_evaluation_brings_prototypes_and_leaves_a_devices_classifier_alone():
+def test_the_last_evaluation_does_not_change_the_classifier_of_a_device():
     server, clients = halves()
     play(server, clients, 1)
     client = clients["device-0"]
@@ -117,7 +117,7 @@ def test_the_last_evaluation_brings_prototypes_and_leaves_a_devices_classifier_a
 # The device's classifier
 
 
-def test_the_global_classifier_replaces_the_devices_own_but_for_batch_norms():
+def test_the_global_classifier_replaces_that_of_a_device_except_for_batch_norms():
     client = client_of(lr=1e-30)  # So training changes only the statistics.
     norms = [part for part in client.H if isinstance(part, nn.BatchNorm1d)]
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_the_global_classifier_replaces_the_devices_own_but_for_batch_norms():
         assert norm.running_mean.min() > 20.0 and norm.num_batches_tracked == 6  # 24 samples twice, by 8
 
 
-def test_the_networks_own_head_is_replaced_whole():
+def test_the_global_classifier_replaces_the_whole_head_with_classifier_network():
     client = client_of(classifier="network", lr=1e-30)
     told(client, C_g=nn.Linear(D, C)).run(Ask("train"))
     assert torch.equal(client.model.head.weight, client.C_g["classifier.weight"])
@@ -145,7 +145,7 @@ def test_the_networks_own_head_is_replaced_whole():
     assert floats(server.payload_for_cohort())["classifier"] == D * C + C
 
 
-def test_without_the_global_classifier_a_device_keeps_its_own():
+def test_a_device_keeps_its_classifier_if_use_global_classifier_is_off():
     one, other = client_of(use_global_classifier=False), client_of()
     told(one, C_g=fedpall_classifier(D, C, seed=99)).run(Ask("train"))
     told(other).run(Ask("train"))
@@ -154,7 +154,7 @@ def test_without_the_global_classifier_a_device_keeps_its_own():
     assert not same(weights_of(one.model), weights_of(other.model))
 
 
-def test_both_halves_start_from_one_classifier_of_the_papers_shape():
+def test_both_halves_begin_with_the_same_classifier_of_the_shape_in_the_paper():
     server, clients = halves()
     first = snapshot(weights_of(server.models.C_g))
     assert [tuple(w.shape) for w in server.models.C_g.parameters() if w.dim() == 2] == [
@@ -166,16 +166,16 @@ def test_both_halves_start_from_one_classifier_of_the_papers_shape():
     assert not same(first, weights_of(fedpall.Server(tiny(), HYPER, 8).models.C_g))
 
 
-def test_a_classifier_of_another_shape_is_refused_in_words():
+def test_a_classifier_of_another_shape_is_refused_with_the_missing_array():
     with pytest.raises(WrongArraysError, match="no classifier.weight"):
         told(client_of(classifier="network"), C_g=fedpall_classifier(D, C))
 
 
-# What a device sends
+# The answers of a device
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_local_prototypes_are_the_features_after_training(norm):
+def test_local_prototypes_are_the_class_means_of_the_features_after_training(norm):
     client = client_of(norm=norm)
     sent = client.run(Ask("train"))
     z = embed(client.model, client.data.x)
@@ -183,12 +183,12 @@ def test_local_prototypes_are_the_features_after_training(norm):
         assert_close(row, z[client.data.y == label].mean(dim=0))
 
 
-def test_normalised_local_prototypes_point_the_same_way():
+def test_normalised_local_prototypes_have_the_same_direction():
     plain, made = (client_of(normalise_local_protos=flag).run(Ask("train")) for flag in (False, True))
     assert_close(made["prototypes"], F.normalize(plain["prototypes"], dim=1))
 
 
-def test_features_of_the_training_mode_have_the_statistics_of_their_batch():
+def test_features_in_training_mode_use_the_statistics_of_their_batch():
     client = client_of("device-1", norm=True, features="train", normalise_local_protos=False)
     client.run(Ask("train"))
     before = snapshot(weights_of(client.model))
@@ -212,7 +212,7 @@ def mixture(client, **changes):
     return sent, embed(client.model, client.data.x), client.prototypes[client.data.y]
 
 
-def test_a_mixture_is_equation_9_with_one_share_a_round():
+def test_the_mixture_is_equation_9_with_one_share_in_each_round():
     client, shares = told(client_of(), rows()), []
     for number in range(1, 9):
         client.begin(number)
@@ -223,7 +223,7 @@ def test_a_mixture_is_equation_9_with_one_share_a_round():
     assert len(set(shares)) > 3 and all(0.8 <= a <= 1.0 and abs(a - round(a, 2)) < 2e-4 for a in shares)
 
 
-def test_shares_fill_their_interval_and_have_the_decimals_asked_for():
+def test_mixing_shares_fill_their_interval_and_have_the_set_number_of_decimals():
     generator = torch.Generator().manual_seed(0)
     coarse = [mixing_share(0.8, 1.0, 2, generator) for _ in range(2000)]
     assert min(coarse) == 0.8 and max(coarse) == 1.0 and len(set(coarse)) == 21
@@ -232,7 +232,7 @@ def test_shares_fill_their_interval_and_have_the_decimals_asked_for():
 
 
 @pytest.mark.parametrize("kind", ["bernoulli", "exact"])
-def test_the_mask_leaves_the_same_numbers_of_every_sample_of_a_round(kind):
+def test_the_mask_of_a_round_is_the_same_for_all_samples(kind):
     client, kept = told(client_of(), rows()), set()
     for number in range(1, 13):
         client.begin(number)
@@ -244,14 +244,14 @@ def test_the_mask_leaves_the_same_numbers_of_every_sample_of_a_round(kind):
     assert {sum(k) for k in kept} == {3} if kind == "exact" else len({sum(k) for k in kept}) > 1
 
 
-def test_masks_keep_the_share_beta():
+def test_a_mask_keeps_the_share_beta_of_the_numbers():
     many = [MASKS["bernoulli"](1000, 0.9, torch.Generator().manual_seed(i)) for i in range(20)]
     assert torch.stack(many).mean() == pytest.approx(0.9, abs=0.01)
     assert len({int(m.sum()) for m in many}) > 5
     assert all(mask(50, 1.0, torch.Generator()).all() for mask in MASKS.values())
 
 
-def test_noise_is_added_where_nothing_is_mixed_or_masked():
+def test_noise_is_added_to_features_that_are_not_mixed_or_masked():
     client = told(client_of(), rows())
     sent, z, _ = mixture(client, noise=0.5, beta=1.0, alpha_low=1.0)
     assert (sent - z).std() == pytest.approx(0.5, abs=0.1)
@@ -266,7 +266,7 @@ def test_a_sample_whose_class_has_no_prototype_is_not_mixed():
     assert_close(sent[client.data.y == 2], 0.8 * z[client.data.y == 2] + 0.2 * rows()[1])
 
 
-def test_draws_differ_between_devices_and_rounds_and_not_between_runs():
+def test_the_random_numbers_differ_between_devices_and_rounds_but_not_between_runs():
     def sent(device, number):
         client = told(client_of(device, SHARDS["device-0"], beta=0.5), rows())
         client.begin(number)

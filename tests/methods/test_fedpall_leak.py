@@ -1,4 +1,4 @@
-"""Tests of what a coordinator that keeps FedPall's protocol can read in the answers, as docs/security.md says."""
+"""Tests that a coordinator can compute features from the answers of FedPall, as docs/security.md describes."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def sent_in_a_round(hyper):
 def unmixed(means, prototypes, mixed):
     """Compute alpha, the kept numbers and the features, only from c_n^k, G^k and the mixed rows.
 
-    Where nothing is masked, the mean of the mixed rows of a class is alpha c + (1 - alpha) G: many equations with one
-    unknown.
+    For numbers that are not masked, the mean of the mixed rows of a class is alpha c + (1 - alpha) G. This gives many
+    equations with one unknown.
     """
     classes = len(prototypes)
     kept = (mixed["features"] != 0).any(dim=0)
@@ -53,7 +53,7 @@ def unmixed(means, prototypes, mixed):
 
 
 @pytest.mark.parametrize("mask", ["bernoulli", "exact"])
-def test_a_coordinator_finds_the_share_of_mixing_and_every_number_that_is_not_masked(mask):
+def test_a_coordinator_can_compute_the_mixing_share_and_each_number_without_a_mask(mask):
     hyper = fedpall.Hyper(**{**vars(HYPER), "mask": mask})
     (_, means), (asked, mixed), features = sent_in_a_round(hyper)
     prototypes, _ = class_means(asked.payload["prototypes"], asked.payload["labels"], 3)
@@ -71,7 +71,7 @@ def test_a_coordinator_finds_the_share_of_mixing_and_every_number_that_is_not_ma
     assert read / total >= 0.6
 
 
-def test_it_is_not_the_mask_that_hides_a_feature_but_only_its_own_share():
+def test_the_mask_keeps_nine_in_ten_numbers_of_the_features():
     """A mask keeps nine in ten of 2,048 numbers, which is the paper's size."""
     kept = fedpall.MASKS["bernoulli"](2048, 0.9, torch.Generator().manual_seed(1))
     assert 0.88 < float(kept.mean()) < 0.92

@@ -149,9 +149,9 @@ def plain(hyper, devices):
     return server, models
 
 
-@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("mask", ["bernoulli", "exact"])
-def test_four_rounds_are_those_of_a_plain_loop(mask, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(mask, devices):
     hyper = replace(HYPER, mask=mask)
     server, clients = played(fedpall, hyper, devices)
     wanted, models = plain(hyper, devices)

@@ -59,7 +59,7 @@ def naive_infonce(z, y, prototypes, tau, form):
 @pytest.mark.parametrize("use_kl, use_infonce", [(True, True), (False, True), (True, False), (False, False)])
 @pytest.mark.parametrize("kl, infonce", [("paper", "standard"), ("reverse", "paper"), ("paper", "code")])
 @pytest.mark.parametrize("labels", [(0, 1, 2), (1, 2)])
-def test_the_devices_loss_is_equation_8(use_kl, use_infonce, kl, infonce, labels):
+def test_the_loss_of_a_device_is_equation_8(use_kl, use_infonce, kl, infonce, labels):
     switches = {"use_kl": use_kl, "use_infonce": use_infonce, "kl": kl, "infonce": infonce}
     A = sure(4)
     client = told(client_of(mu=0.9, delta=0.4, tau=0.5, **switches), rows()[: len(labels)], labels, A)
@@ -73,7 +73,7 @@ def test_the_devices_loss_is_equation_8(use_kl, use_infonce, kl, infonce, labels
     assert float(client.objective(x, y).detach()) == pytest.approx(expected, abs=1e-5)
 
 
-def test_before_anything_comes_the_loss_is_cross_entropy():
+def test_the_loss_before_the_first_broadcast_is_cross_entropy():
     client = client_of()
     client.model.eval()
     x, y = client.data.x, client.data.y
@@ -81,7 +81,7 @@ def test_before_anything_comes_the_loss_is_cross_entropy():
 
 
 @pytest.mark.parametrize("form", ["standard", "paper", "code"])
-def test_infonce_with_one_known_class_or_none_pulls_nobody_away_from_others(form):
+def test_infonce_with_at_most_one_known_class_has_no_gradient(form):
     z, y = normal(4, D).requires_grad_(), torch.tensor([0, 0, 2, 1])
     for known in ([True, False, False], [False, False, False]):
         loss = prototype_infonce(z, y, normal(C, D, seed=1), torch.tensor(known), 0.5, form=form)
@@ -99,7 +99,7 @@ def test_a_row_of_an_unknown_class_is_never_read():
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_the_amplifier_is_frozen_and_takes_its_statistics_where_the_setting_says(mode):
+def test_the_amplifier_is_frozen_and_uses_the_statistics_of_its_setting(mode):
     A = sure(4)
     client = told(client_of(amplifier=mode, use_infonce=False), A=A)
     client.model.eval()
@@ -115,7 +115,7 @@ def test_the_amplifier_is_frozen_and_takes_its_statistics_where_the_setting_says
 
 
 @pytest.mark.parametrize("kl", ["paper", "reverse"])
-def test_the_adversarial_loss_makes_devices_harder_to_tell_apart(kl):
+def test_the_adversarial_loss_makes_devices_harder_to_distinguish(kl):
     A = sure(2)
 
     def sureness(**changes):
@@ -126,7 +126,7 @@ def test_the_adversarial_loss_makes_devices_harder_to_tell_apart(kl):
     assert 2 * sureness(mu=2.0) < sureness(use_kl=False)
 
 
-def test_the_contrast_gathers_features_around_their_prototypes():
+def test_infonce_moves_features_towards_their_prototypes():
     def gap(**changes):
         client = told(client_of(epochs=20, tau=0.2, **changes), rows(3))
         client.run(Ask("train"))
@@ -149,7 +149,7 @@ DTYPES = (torch.float16, torch.float32, torch.float64)
     st.lists(st.booleans(), min_size=C, max_size=C),
 )
 @settings(max_examples=60, deadline=None)
-def test_losses_and_gradients_are_finite_wherever_features_lie(seed, dtype, scale, known):
+def test_losses_and_gradients_are_finite_for_all_features(seed, dtype, scale, known):
     z = (scale * normal(5, D, seed=seed)).to(dtype).requires_grad_()
     z.data[0] = 0.0
     y, prototypes = torch.tensor([0, 1, 2, 0, 1]), scale * rows(seed + 1)
@@ -161,7 +161,7 @@ def test_losses_and_gradients_are_finite_wherever_features_lie(seed, dtype, scal
     assert all(loss >= -1e-6 for loss in found[:2])
 
 
-def test_the_divergence_is_zero_for_an_unsure_amplifier_and_for_one_device():
+def test_the_divergence_is_zero_for_equal_outputs_and_for_one_device():
     for logits in (torch.full((4, 3), 7.0), normal(4, 1)):
         for direction in ("paper", "reverse"):
             loss = kl_with_uniform(logits.requires_grad_(), direction=direction)

@@ -33,7 +33,7 @@ def outcome(server, clients):
 
 
 @pytest.mark.parametrize("changes", [{}, {"features": "train", "amplifier": "train"}])
-def test_restored_halves_go_on_bit_by_bit(changes):
+def test_restored_halves_continue_with_the_same_bits(changes):
     hyper = replace(HYPER, **changes)
     (server, clients), (other, others) = halves(hyper, norm=True), halves(hyper, norm=True)
     play(server, only(clients, 0, 2), 1)
@@ -49,7 +49,7 @@ def test_restored_halves_go_on_bit_by_bit(changes):
     assert all(same(a, b) for a, b in zip(saved, before, strict=True))  # A saved state does not change later.
 
 
-def test_a_server_restored_to_an_earlier_round_forgets_devices_and_outputs():
+def test_a_server_restored_to_an_earlier_round_has_the_devices_of_that_round():
     server, clients = halves()
     start = server.state()
     play(server, only(clients, 0), 1)
@@ -87,7 +87,7 @@ def test_the_same_phase_from_the_same_state_gives_the_same_bits():
     assert same(first, answer(client, asks[2], 3))
 
 
-def test_a_device_that_sits_out_a_round_keeps_its_model_and_gets_what_it_missed():
+def test_an_absent_device_keeps_its_model_and_receives_the_current_prototypes():
     server, clients = halves()
     asks = asks_of(server)
     play(server, clients, 1)
@@ -116,7 +116,7 @@ def test_devices_with_little_data_take_part(labels, hyper):
         assert all(v.isfinite().all() for v in half.state().values())
 
 
-def test_a_cohort_of_one_device_and_a_cohort_without_samples_are_rounds_too():
+def test_a_round_ends_with_one_device_and_with_a_device_without_samples():
     server, clients = halves()
     for number in (1, 2):
         play(server, only(clients, 1), number)
@@ -131,7 +131,7 @@ def test_a_cohort_of_one_device_and_a_cohort_without_samples_are_rounds_too():
     assert alone.payload() == {} and nobody.other_rules() == {}
 
 
-def test_devices_of_different_networks_learn_together():
+def test_devices_with_different_networks_learn_together():
     assert fedpall.METHOD.mixed_networks and fedpall.METHOD.reports == "personal"
     server, clients = halves(replace(HYPER, epochs=10))
     clients["device-1"] = client_of("device-1", norm=True, epochs=10)
@@ -142,7 +142,7 @@ def test_devices_of_different_networks_learn_together():
         assert (client.predict(client.data.x).argmax(1) == client.data.y).float().mean() > 0.8
 
 
-def test_without_both_losses_and_the_global_classifier_every_device_learns_alone():
+def test_devices_without_both_losses_and_the_global_classifier_learn_alone():
     server, clients = halves(
         replace(HYPER, use_kl=False, use_infonce=False, use_global_classifier=False), norm=True
     )
@@ -156,7 +156,7 @@ def test_without_both_losses_and_the_global_classifier_every_device_learns_alone
     assert same(weights_of(alone.model), weights_of(clients["device-1"].model))
 
 
-def test_the_other_way_to_predict_is_the_nearest_prototype_by_angle():
+def test_the_other_rule_of_a_device_predicts_the_nearest_prototype_by_angle():
     client = client_of()
     assert client.other_rules() == {}
     told(client, torch.stack([5 * rows()[0], rows()[2]]), (0, 2))
@@ -171,7 +171,7 @@ def test_the_other_way_to_predict_is_the_nearest_prototype_by_angle():
     assert torch.equal(client.embedding(client.data.x), client.model.embed(client.data.x))
 
 
-def test_everything_that_a_half_makes_is_where_its_model_is():
+def test_all_tensors_of_a_half_are_on_the_device_of_its_model():
     client = fedpall.Client(tiny().to("meta"), SHARDS["device-0"], HYPER, 7, "device-0")
     server = fedpall.Server(tiny().to("meta"), HYPER, 7)
     server.models.add_devices("ab")
@@ -206,14 +206,14 @@ def test_everything_that_a_half_makes_is_where_its_model_is():
         ("epochs", 0, "at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, limit):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, limit):
     shown = repr(value) if isinstance(value, str) else value
     with pytest.raises(ValueError) as error:
         fedpall.Hyper(**{setting: value})
     assert str(error.value).startswith(f"{setting} is {shown}, it must be {limit}")
 
 
-def test_defaults_are_those_of_digits_and_of_the_servers_optimizer():
+def test_the_default_settings_are_those_for_digits_and_for_the_server_optimizer():
     hyper = fedpall.Hyper()
     assert (hyper.epochs, hyper.batch, hyper.lr, hyper.momentum, hyper.weight_decay) == (5, 64, 0.01, 0, 0)
     server = hyper.server

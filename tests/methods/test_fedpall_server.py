@@ -54,7 +54,7 @@ def test_global_prototypes_are_means_weighted_by_examples():
     assert server.known.all()
 
 
-def test_a_device_that_names_a_class_twice_is_pooled():
+def test_several_rows_of_one_class_from_one_device_are_pooled():
     server, a = server_of(fedpall.METHOD, HYPER), rows()
     server.merge([prototypes_from("a", a, [1, 1, 0], [1, 3, 5])])
     assert_close(server.prototypes[1], (a[0] + 3 * a[1]) / 4)
@@ -70,7 +70,7 @@ def fitted(server, replies, number=1):
     return server
 
 
-def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
+def test_the_server_trains_each_network_as_if_it_were_alone():
     replies = uploads([13, 0, 8, 4])  # 25 samples: the last batch has one sample.
     server = server_of(fedpall.METHOD, replace(HYPER, server_epochs=2))
     server.models.add_devices(r.device for r in replies)
@@ -97,7 +97,7 @@ def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
             assert_close(server.models.weights()[key], value, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_the_amplifier_learns_who_sent_what_and_the_classifier_what_it_is():
+def test_the_amplifier_learns_the_device_and_the_classifier_learns_the_class():
     server = server_of(fedpall.METHOD, replace(HYPER, server_epochs=30))
     replies = uploads([24, 24, 24])
     fitted(server, replies)
@@ -108,7 +108,7 @@ def test_the_amplifier_learns_who_sent_what_and_the_classifier_what_it_is():
     assert server.monitor()["loss.amplifier"] < 0.3 and server.monitor()["loss.classifier"] < 0.3
 
 
-def test_the_figures_of_a_round_are_the_mean_losses_of_the_last_epoch():
+def test_the_monitor_reports_the_mean_losses_of_the_last_epoch():
     server = server_of(fedpall.METHOD, replace(HYPER, server_lr=1e-30, server_epochs=3))
     assert server.monitor() == {}
     replies = uploads([8, 8])
@@ -126,7 +126,7 @@ def test_the_figures_of_a_round_are_the_mean_losses_of_the_last_epoch():
     assert sorted(server.monitor()) == ["features", "loss.amplifier", "loss.classifier"]
 
 
-def test_figures_are_of_this_round_alone():
+def test_the_monitor_reports_only_the_current_round():
     server, clients = halves()
     play(server, clients, 1)
     assert server.monitor()["features"] == 24 + 18 + 7
@@ -136,7 +136,7 @@ def test_figures_are_of_this_round_alone():
 
 
 @pytest.mark.parametrize("lengths", [[1], [9], [0, 0], [0, 1, 0]])
-def test_few_features_are_enough(lengths):
+def test_the_server_can_train_on_few_or_no_features(lengths):
     server = server_of(fedpall.METHOD, HYPER)
     before = snapshot(server.models.weights())
     fitted(server, uploads(lengths))
@@ -148,7 +148,7 @@ def test_few_features_are_enough(lengths):
     assert int(state["classifier.1.num_batches_tracked"]) == seen
 
 
-def test_features_are_read_from_the_disk_row_by_row(tmp_path):
+def test_the_server_reads_features_from_the_disk_row_by_row(tmp_path):
     replies, read = uploads([13, 0, 12]), []
     store = ObjectStore(tmp_path, durable=False)
 
@@ -166,7 +166,7 @@ def test_features_are_read_from_the_disk_row_by_row(tmp_path):
     assert sorted(read) == sorted([13 * 8, 0, 12 * 8, *[D * 4] * 25])
 
 
-def test_the_optimizer_goes_on_from_the_round_before():
+def test_the_momentum_of_the_server_continues_from_the_previous_round():
     def after(hyper, calls):
         server = server_of(fedpall.METHOD, hyper)
         for number in range(1, calls + 1):
@@ -182,7 +182,7 @@ def test_the_optimizer_goes_on_from_the_round_before():
     assert not any(v.any() for v in fresh.models.momenta.values())
 
 
-def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
+def test_a_new_device_gets_another_output_and_the_others_keep_theirs():
     server = server_of(fedpall.METHOD, HYPER)
     b, c = (replace(r, device=name) for r, name in zip(uploads([8, 8]), "bc", strict=True))
     fitted(server, [b, c])
@@ -205,7 +205,7 @@ def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
     assert (grown(c.payload["features"]).argmax(1) == 1).float().mean() > 0.8
 
 
-def test_the_seed_decides_the_weights_of_further_outputs():
+def test_the_weights_of_new_outputs_depend_only_on_the_seed():
     def grown(seed):
         server = fedpall.Server(tiny(), HYPER, seed)
         server.models.add_devices("ba")
@@ -218,7 +218,7 @@ def test_the_seed_decides_the_weights_of_further_outputs():
     assert not torch.equal(grown(1)[6].weight[2], grown(2)[6].weight[2])
 
 
-def test_outputs_may_be_set_aside_for_devices_to_come():
+def test_the_setting_clients_reserves_outputs_for_later_devices():
     server, clients = halves(replace(HYPER, clients=5))
     play(server, only(clients, 0), 1)
     assert server.models.A[6].weight.shape == (5, WIDTH)
@@ -253,7 +253,7 @@ def hostile(server, number, features, labels, prototypes=None):
         torch.zeros_like,
     ],
 )
-def test_the_state_stays_finite_whatever_a_device_sends(spoil, classifier):
+def test_the_state_is_finite_for_all_accepted_answers(spoil, classifier):
     server = server_of(fedpall.METHOD, replace(HYPER, classifier=classifier, server_epochs=4))
     for number in (1, 2, 3):
         labels = (torch.arange(40) * number) % C
@@ -296,7 +296,7 @@ def test_impossible_prototypes_are_refused():
     assert wants("train").problem_with(many).message == "prototypes is (4, 6), over the limit of 3 for held"
 
 
-def test_features_of_more_samples_than_the_device_has_are_refused():
+def test_features_for_more_samples_than_the_device_has_are_refused():
     sent = {"features": torch.zeros(3, D), "labels": torch.zeros(3, dtype=torch.int64)}
     assert wants("mix").problem_with(sent, 3) is None
     assert wants("mix").problem_with(sent, 2).message == "features has 3 rows, of a device with 2 examples"

@@ -75,8 +75,8 @@ def plain(hyper, data=DATA, rounds=PRESENT):
     return sets, models
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(data):
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
+def test_four_rounds_equal_those_of_a_plain_loop(data):
     server, clients = played(fedpcl, HYPER, data)
     sets, models = plain(HYPER, data)
     payload, world = server.payload(), joint(sets)
@@ -88,7 +88,7 @@ def test_four_rounds_are_those_of_a_plain_loop(data):
     check_models(clients, models)
 
 
-def test_the_loss_is_that_of_loops_over_samples_and_rows_and_its_gradient_is_finite():
+def test_the_loss_equals_that_of_plain_loops_and_has_a_finite_gradient():
     held = torch.tensor([[True, False, True], [False, True, False], [True, True, True], [False, False, True]])
     rows, y = normal(7, 5, seed=1), torch.tensor([0, 1, 1, 0])
     z = normal(4, 5).requires_grad_()
@@ -115,7 +115,7 @@ def test_round_1_only_collects_rows_and_a_later_round_trains():
     assert moved and not any(key.startswith("head.") for key in moved)
 
 
-def test_every_device_receives_the_rows_of_every_other_device_also_of_absent_ones():
+def test_each_device_receives_the_rows_of_all_devices_also_of_absent_ones():
     server, clients = halves(fedpcl, HYPER)
     sent = play(server, clients, 1)[0]
     play(server, {"device-3": clients["device-3"]}, 2)
@@ -128,7 +128,7 @@ def test_every_device_receives_the_rows_of_every_other_device_also_of_absent_one
     assert set(server.payload()) == {"prototypes", "labels"}, "a prediction needs no rows of single devices"
 
 
-def test_a_row_belongs_to_its_class_in_whatever_order_a_device_sees_its_samples():
+def test_the_rows_do_not_depend_on_the_order_of_the_samples():
     part = DATA["device-2"]
     orders = part, Shard(part.x.flip(0), part.y.flip(0))
     one, other = (fedpcl.METHOD.Client(network(), data, HYPER, 7, "a").run(Ask("train")) for data in orders)
@@ -136,7 +136,7 @@ def test_a_row_belongs_to_its_class_in_whatever_order_a_device_sees_its_samples(
     assert_close(one, other)
 
 
-def test_a_device_predicts_its_nearest_own_row_and_never_a_class_that_it_does_not_hold():
+def test_a_device_predicts_the_class_of_its_own_nearest_row():
     server, clients = played(fedpcl, HYPER)
     client = clients["device-1"]
     client.receive(snapshot(server.payload()))
@@ -151,7 +151,7 @@ def test_a_device_predicts_its_nearest_own_row_and_never_a_class_that_it_does_no
     assert_close(other, F.normalize(z, dim=1) @ server.payload()["prototypes"].T)
 
 
-def test_a_device_without_rows_of_its_own_predicts_by_the_global_rows():
+def test_a_device_without_own_rows_predicts_by_the_global_rows():
     server, _ = played(fedpcl, HYPER, WITHOUT_2)
     late = fedpcl.METHOD.Client(network().eval(), DATA["device-0"], HYPER, 7, "late")
     assert torch.equal(late.predict(DATA["device-0"].x), late.model(DATA["device-0"].x))
@@ -160,7 +160,7 @@ def test_a_device_without_rows_of_its_own_predicts_by_the_global_rows():
     assert (scores[:, 2] == -torch.inf).all() and scores[:, :2].isfinite().all()
 
 
-def test_the_numbers_that_cross_are_those_of_the_closed_form():
+def test_the_sent_numbers_equal_the_closed_form():
     sizes = Sizes(Net(nn.Flatten(), 512, 10), held=10, clients=6)
     cost = fedpcl.cost(sizes)
     assert sum(cost.up.values()) == 5_130 and sum(cost.down.values()) == 35_910
@@ -188,7 +188,7 @@ def sent_by(device, rows, labels):
     return Reply(device, 9, {"prototypes": rows, "labels": torch.tensor(labels)})
 
 
-def test_the_order_of_answers_changes_no_bit_and_long_rows_and_repeats_weigh_no_more():
+def test_the_order_of_answers_and_the_length_and_number_of_rows_have_no_effect():
     rows = normal(3, 6)
     one, other = sent_by("a", rows[:2], [2, 0]), sent_by("b", rows[2:], [0])
     assert same(after(one, other).state(), after(other, one).state())
@@ -196,7 +196,7 @@ def test_the_order_of_answers_changes_no_bit_and_long_rows_and_repeats_weigh_no_
     assert_close(after(long, other).payload(), after(one, other).payload())
 
 
-def test_a_server_and_a_device_that_start_again_go_on():
+def test_a_restored_server_and_a_restored_device_have_the_same_state():
     server, clients = played(fedpcl, HYPER)
     again, client = fedpcl.METHOD.Server(network(), HYPER, 7), clients["device-1"]
     again.restore(snapshot(server.state()))
@@ -242,7 +242,7 @@ def test_a_mean_of_too_few_samples_is_not_sent_but_used_on_its_device():
     assert client.run(Ask("train"))["labels"].tolist() == [2] and client.held.tolist() == [True, False, True]
 
 
-def test_impossible_settings_name_value_and_limit():
+def test_impossible_settings_are_refused_with_value_and_limit():
     for change, words in (
         ({"tau": 0.0}, "tau is 0.0, it must be at least"),
         ({"least_samples": 0}, "least_samples is 0"),

@@ -58,7 +58,7 @@ def plain(devices, hyper):
 @pytest.mark.parametrize(
     "settings", [{}, {"covariance": "diag", "features": "raw"}, {"covariance": "full", "least_samples": 1}]
 )
-def test_the_head_after_each_round_is_that_of_a_plain_loop_over_the_devices_so_far(settings):
+def test_the_head_after_each_round_equals_that_of_a_plain_loop(settings):
     hyper = fedpft.Hyper(**settings, **QUICK)
     for last in range(1, len(PRESENT) + 1):
         server, clients = played(fedpft, hyper, rounds=PRESENT[:last])
@@ -72,14 +72,14 @@ def test_the_head_after_each_round_is_that_of_a_plain_loop_over_the_devices_so_f
 
 
 @pytest.mark.parametrize("settings", [{}, {"parts": 3, "covariance": "full"}])
-def test_order_repeats_and_rounds_change_no_bit(settings):
+def test_the_order_and_the_round_of_answers_and_repeated_answers_change_no_bit(settings):
     hyper, names = fedpft.Hyper(**settings, **QUICK), tuple(DATA)
     once = played(fedpft, hyper, rounds=(names,))[0].payload()
     for rounds in ((names[::-1],), tuple((name,) for name in names[::-1]), (names, names[1:3], names)):
         assert same(played(fedpft, hyper, rounds=rounds)[0].payload(), once)
 
 
-def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
+def test_a_class_that_no_device_holds_has_a_row_of_zeros_and_is_never_predicted():
     data = {name: Shard(part.x[part.y < 2], part.y[part.y < 2]) for name, part in DATA.items()}
     server, clients = played(fedpft, fedpft.Hyper(**QUICK), data, (tuple(data),))
     head = server.payload()["head"]
@@ -89,7 +89,7 @@ def test_a_class_that_nobody_holds_has_a_row_of_zeros_and_is_never_predicted():
     assert (scores[:, 2] == -math.inf).all() and scores[:, :2].isfinite().all()
 
 
-def test_no_two_devices_or_classes_have_the_same_noise():
+def test_the_drawn_noise_differs_between_devices_and_classes():
     hyper = fedpft.Hyper(least_samples=1)
     server, clients = halves(fedpft, hyper)
     sent = snapshot(clients["device-0"].run(Ask("describe")))
@@ -100,7 +100,7 @@ def test_no_two_devices_or_classes_have_the_same_noise():
     assert torch.equal(again.x, rows.x[24:]) and torch.equal(again.y, rows.y[24:])
 
 
-def test_the_server_draws_no_more_than_its_limit_and_the_same_share_of_each_class():
+def test_the_server_draws_at_most_its_limit_and_the_same_share_of_each_class():
     server, clients = halves(fedpft, fedpft.Hyper(least_samples=1, most_drawn=21))
     sent = snapshot(clients["device-0"].run(Ask("describe")))
     sent["counts"] = torch.tensor([40_000_000, 20_000_000, 10_000_000])
@@ -122,7 +122,7 @@ def test_the_server_draws_no_more_than_its_limit_and_the_same_share_of_each_clas
         ),
     ],
 )
-def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(
+def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_continues(
     settings, change, problem, caplog
 ):
     server, clients = halves(fedpft, fedpft.Hyper(least_samples=1, **settings, **QUICK))
@@ -138,7 +138,7 @@ def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(
     assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
 
 
-def test_a_row_of_zeros_stands_for_features_of_zeros():
+def test_a_mixture_of_zeros_gives_features_of_zeros():
     server, _ = halves(fedpft, fedpft.Hyper(**QUICK))
     sent = {
         "mixtures": torch.zeros(1, D + 2).double(),
@@ -170,7 +170,7 @@ def test_an_honest_answer_in_float32_is_used_even_with_fewer_samples_than_number
         ({"covariance": "full", "parts": 2}, 10 * (2 * (512 + 512 * 513 // 2 + 1) + 2)),
     ],
 )
-def test_its_numbers_are_those_of_the_closed_form(settings, up):
+def test_the_cost_has_the_numbers_of_the_closed_form(settings, up):
     plan = Plan("fedpft", 10, 1, network=Network("mlp", embedding_size=512), hyper=settings)
     cost = plan.variant.cost(Sizes(plan.model(), held=10))
     assert sum(cost.up.values()) == up and cost.last == {"head": 5_130} and not cost.down
@@ -185,7 +185,7 @@ def test_its_numbers_are_those_of_the_closed_form(settings, up):
         ({"most_drawn": 0}, "most_drawn is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         fedpft.Hyper(**settings)
     assert str(error.value).startswith(problem)

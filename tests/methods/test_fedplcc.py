@@ -27,7 +27,7 @@ def halves(hyper=HYPER, **network):
     return server_of(fedplcc.METHOD, hyper, **network), clients_of(fedplcc.METHOD, hyper, **network)
 
 
-def test_the_payloads_are_ragged_tables_beside_the_model():
+def test_the_payloads_have_the_model_and_any_number_of_rows_for_each_class():
     server, clients = halves()
     assert floats(server.payload()) == {"weights": 40 + 54 + 21}
     (up,) = play(server, clients, 1)
@@ -39,7 +39,7 @@ def test_the_payloads_are_ragged_tables_beside_the_model():
     assert floats(server.payload()) == {"weights": 115, "prototypes": G * 6, "labels": G, "shares": G}
 
 
-def test_local_prototypes_are_the_means_of_finchs_clusters_of_each_class():
+def test_local_prototypes_are_the_means_of_the_finch_clusters_of_each_class():
     _, clients = halves()
     client = clients["device-0"]
     rows, labels, counts = local_clusters(client.model, client.data)
@@ -54,14 +54,14 @@ def test_local_prototypes_are_the_means_of_finchs_clusters_of_each_class():
     assert place == len(rows)
 
 
-def test_prototypes_are_taken_in_evaluation_mode_from_every_sample():
+def test_prototypes_are_computed_in_evaluation_mode_from_each_sample():
     client = clients_of(fedplcc.METHOD, replace(HYPER, batch=7), norm=True)["device-0"]
     sent = client.run(Ask("train"))
     assert sent["counts"].sum() == len(client.data.y)
     assert_close(sent["prototypes"], local_clusters(client.model, client.data)[0])
 
 
-def test_each_class_of_the_global_table_weighs_one():
+def test_the_shares_of_each_class_in_the_global_table_sum_to_one():
     server, clients = halves()
     play(server, clients, 1)
     _, labels, shares = server.table
@@ -69,7 +69,7 @@ def test_each_class_of_the_global_table_weighs_one():
         assert_close(shares[labels == c].sum(), torch.tensor(1.0))
 
 
-def test_up_to_three_local_prototypes_of_a_class_become_one():
+def test_up_to_three_local_prototypes_of_a_class_become_one_global_prototype():
     server, clients = halves()
     (up,) = play(server, clients, 1)
     sent = torch.cat([payload["labels"] for payload in up.values()]).bincount(minlength=CLASSES)
@@ -77,7 +77,7 @@ def test_up_to_three_local_prototypes_of_a_class_become_one():
     assert few and [int((server.table[1] == c).sum()) for c in few] == [1] * len(few)
 
 
-def test_a_class_that_nobody_holds_keeps_its_rows():
+def test_a_class_that_no_device_holds_keeps_its_rows():
     server, clients = halves()
     play(server, clients, 1)
     before = of_class(2, server.table)
@@ -86,7 +86,7 @@ def test_a_class_that_nobody_holds_keeps_its_rows():
     assert set(server.table[1].tolist()) == {0, 1, 2}
 
 
-def test_a_class_that_nobody_ever_held_has_no_rows_and_is_never_predicted():
+def test_a_class_that_no_device_ever_held_has_no_rows_and_is_never_predicted():
     server, clients = halves()
     play(server, {"device-1": clients["device-1"]}, 1)
     client = clients["device-0"]
@@ -96,7 +96,7 @@ def test_a_class_that_nobody_ever_held_has_no_rows_and_is_never_predicted():
     assert client.objective(client.data.x, client.data.y).isfinite()
 
 
-def test_models_are_averaged_as_by_fedavg_and_the_first_round_is_fedavgs():
+def test_only_the_first_round_has_the_same_model_as_fedavg():
     plain = {f: getattr(HYPER, f) for f in ("epochs", "batch", "lr", "momentum", "weight_decay")}
     server, clients = halves()
     other = server_of(fedavg.METHOD, fedavg.LocalHyper(**plain))
@@ -112,7 +112,7 @@ def test_models_are_averaged_as_by_fedavg_and_the_first_round_is_fedavgs():
 @pytest.mark.parametrize(
     "change", [{}, {"use_contra": False}, {"use_corr": False}, {"use_weights": False}, {"lambda2": 0.3}]
 )
-def test_the_objective_is_eq_4(change):
+def test_the_loss_of_a_device_is_equation_4(change):
     hyper = replace(HYPER, **change)
     client = clients_of(fedplcc.METHOD, hyper)["device-0"]
     G, labels = normal(5, 6).float(), torch.tensor([0, 0, 0, 1, 2])
@@ -140,7 +140,7 @@ def test_signed_similarity_keeps_the_sign():
     assert_close(sparse_similarity(z, G, 0.5, signed=True), torch.tensor([[-(0.8**0.5), 0.8**0.5]]))
 
 
-def test_a_sample_without_a_prototype_of_its_class_is_no_part_of_the_mean():
+def test_a_sample_without_a_prototype_of_its_class_is_not_part_of_the_mean():
     s, W = torch.rand(4, 3), torch.ones(3)
     labels, y = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1, 2])
     for losses in (weighted_contrast(s, y, labels, W, 0.07), corrected(s, y, labels, W, 0.5)):
@@ -150,7 +150,7 @@ def test_a_sample_without_a_prototype_of_its_class_is_no_part_of_the_mean():
 
 @given(st.integers(0, 10**6), st.sampled_from([0.25, 0.5, 1.0]), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_gradients_are_numbers_wherever_features_lie(seed, alpha, signed, half):
+def test_losses_and_gradients_are_finite_for_all_features(seed, alpha, signed, half):
     """Features lie at right angles, opposite, on the prototype itself, and at zero; one prototype is all zeros."""
     G = normal(6, 4, seed=seed, dtype=torch.float32)
     G[5] = 0
@@ -165,11 +165,11 @@ def test_gradients_are_numbers_wherever_features_lie(seed, alpha, signed, half):
 
 
 @given(st.floats(0.01, 1.0), st.integers(1, 500))
-def test_k_is_at_least_one_and_at_most_all(phi, n):
+def test_top_k_is_at_least_one_and_at_most_the_number_of_rows(phi, n):
     assert 1 <= int(top_k(phi, torch.tensor(n))) <= n
 
 
-def test_state_brings_a_server_back_to_the_bit():
+def test_a_restored_server_has_the_same_bits():
     server, clients = halves()
     play(server, clients, 1)
     other = server_of(fedplcc.METHOD, HYPER)
@@ -200,7 +200,7 @@ def test_more_rows_or_counts_than_samples_are_refused():
     assert "above 2" in problem([3], [2])
 
 
-def test_an_honest_device_s_rows_are_never_too_many():
+def test_the_rows_of_an_honest_device_are_never_too_many():
     """For any labels, FINCH makes at most n / 2 clusters, or one, of n samples of a class."""
     dice = torch.Generator().manual_seed(3)
     for n in (1, 2, 3, 5, 8, 21, 60):
@@ -226,12 +226,12 @@ def test_an_honest_device_s_rows_are_never_too_many():
         ({"negative": "abs"}, "negative is 'abs', it must be one of clamp, signed"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)
 
 
-def test_lambda2_left_out_is_ten_times_lambda1():
+def test_lambda2_is_ten_times_lambda1_by_default():
     assert (
         replace(HYPER, lambda1=3.0).weight_of_corr == 30.0 and replace(HYPER, lambda2=0.0).weight_of_corr == 0
     )

@@ -79,9 +79,9 @@ def plain(hyper, devices):
     return shared, global_table(sent, table, hyper)
 
 
-@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain centroids", "weighted centroids"])
-def test_four_rounds_are_those_of_a_plain_loop(weighted, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(weighted, devices):
     hyper = replace(HYPER, weighted_centroid=weighted)
     server, _ = played(fedplcc, hyper, devices, ROUNDS)
     shared, table = plain(hyper, devices)
@@ -96,4 +96,6 @@ def test_four_rounds_are_those_of_a_plain_loop(weighted, devices):
         assert_close(
             payload["shares"][own], torch.tensor(weights, dtype=torch.float64), rtol=1e-8, atol=1e-10
         )
-    assert max(len(rows) for rows, _ in table.values()) > 1, "with one row a class FINCH shows nothing"
+    assert max(len(rows) for rows, _ in table.values()) > 1, (
+        "with one row for each class, the test does not use FINCH"
+    )

@@ -31,7 +31,7 @@ def client_with(hyper=HYPER, G=None, labels=LABELS, shares=SHARES):
 @pytest.mark.parametrize(
     "change", [{"alpha": 0.25}, {"phi": 1.0}, {"phi": 0.1}, {"tau": 0.5}, {"negative": "signed"}]
 )
-def test_every_setting_reaches_its_formula(change):
+def test_each_setting_changes_its_formula(change):
     hyper = replace(HYPER, **change)
     client = client_with(hyper)
     x, y = client.data.x, client.data.y
@@ -53,13 +53,13 @@ def test_every_setting_reaches_its_formula(change):
     assert_close(client.objective(x, y), expected)
 
 
-def test_defaults_are_the_papers():
+def test_the_default_settings_are_those_of_the_paper():
     h = fedplcc.Hyper()
     assert (h.epochs, h.batch, h.lr, h.momentum, h.weight_decay) == (10, 32, 0.01, 0.9, 1e-5)
     assert (h.alpha, h.tau, h.phi, h.lambda1, h.weight_of_corr) == (0.5, 0.07, 0.5, 100.0, 1000.0)
 
 
-def test_a_class_is_as_near_as_the_nearest_of_its_prototypes():
+def test_the_score_of_a_class_is_that_of_its_nearest_prototype():
     client = client_with(labels=torch.tensor([0, 0, 0, 1, 1]))
     scores = client.scores(client.data.x, client.other_rules()["prototype"])
     for z, row in zip(client.model.embed(client.data.x), scores, strict=True):
@@ -68,7 +68,7 @@ def test_a_class_is_as_near_as_the_nearest_of_its_prototypes():
         assert row[2] < -1  # No cosine is below -1.
 
 
-def test_an_opposite_prototype_is_nearer_than_none():
+def test_a_class_with_an_opposite_prototype_scores_above_a_class_without_one():
     client = client_with(labels=torch.tensor([0]), shares=torch.ones(1), G=torch.ones(1, 6))
     with torch.no_grad():
         client.table = (-client.model.embed(client.data.x)[:1], *client.table[1:])
@@ -76,7 +76,7 @@ def test_an_opposite_prototype_is_nearer_than_none():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_servers_centroids_are_weighted_if_told_so(weighted):
+def test_weighted_centroid_weighs_the_centroids_of_the_server_by_counts(weighted):
     server = server_of(fedplcc.METHOD, replace(HYPER, weighted_centroid=weighted))
     server.begin(1, [Member("a", 60), Member("b", 60)])
     rows, counts = normal(3, 6).float(), torch.tensor([50, 1, 9])
@@ -99,7 +99,7 @@ def test_the_servers_centroids_are_weighted_if_told_so(weighted):
     assert_close(server.table[0], finch_star(rows, counts, weighted_centroid=weighted)[0])
 
 
-def test_the_figures_of_a_round_are_the_numbers_of_prototypes_of_each_class_and_of_all():
+def test_the_monitor_reports_the_number_of_prototypes_of_each_class():
     server, clients = server_of(fedplcc.METHOD, HYPER), clients_of(fedplcc.METHOD, HYPER)
     assert server.monitor() == {}
     play(server, clients, 1)
@@ -109,7 +109,7 @@ def test_the_figures_of_a_round_are_the_numbers_of_prototypes_of_each_class_and_
 
 
 @pytest.mark.parametrize("value", [1e7, -1e7])
-def test_a_prototype_out_of_all_measure_is_refused(value):
+def test_a_far_too_large_prototype_is_refused(value):
     server = server_of(fedplcc.METHOD, HYPER)
     server.begin(1, [Member("a", 4)])
     ask = next(server.round())
@@ -118,13 +118,13 @@ def test_a_prototype_out_of_all_measure_is_refused(value):
     assert "prototypes has" in ask.problem_with({**snapshot(weights_of(server.model)), **sent}).message
 
 
-def test_a_run_that_diverges_is_told_to_lower_the_rate_or_lambda1(tmp_path):
+def test_the_advice_for_a_diverged_run_names_the_learning_rate_and_lambda1(tmp_path):
     machine = simulation(tmp_path / "one", "fedplcc").service.run.machine
     assert machine.way_out == "lower method.lr or method.lambda1"
     assert simulation(tmp_path / "two", "fedavg").service.run.machine.way_out == "lower method.lr"
 
 
-def test_a_method_names_no_setting_that_it_does_not_have():
+def test_the_advice_for_a_diverged_run_names_only_settings_of_the_method():
     @dataclass(frozen=True)
     class Own:
         rate: float = 0.1

@@ -66,9 +66,9 @@ def by_class(payload):
     return {c: [rows[i] for i, label in enumerate(labels) if label == c] for c in sorted(set(labels))}
 
 
-@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("negative", ["clamp", "signed"])
-def test_four_rounds_are_those_of_a_plain_loop(devices, negative):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, negative):
     hyper = replace(HYPER, negative=negative)
     server, _ = played(fedplvm, hyper, devices, ROUNDS)
     shared, table = plain(hyper, devices)
@@ -79,10 +79,10 @@ def test_four_rounds_are_those_of_a_plain_loop(devices, negative):
     assert found.keys() == table.keys() == ({0, 1, 2} if devices is MANY else {0, 1})
     for label, rows in table.items():
         assert_close(torch.stack(found[label]), torch.stack(rows), rtol=1e-8, atol=1e-10)
-    assert max(map(len, table.values())) > 1, "with one row a class FINCH shows nothing"
+    assert max(map(len, table.values())) > 1, "with one row for each class, the test does not use FINCH"
 
 
-def test_the_contrast_is_that_of_the_oracle_without_weights():
+def test_the_contrast_equals_the_oracle_without_weights():
     given, expected = CASES["fedplcc.contra.w1"]["inputs"], CASES["fedplcc.contra.w1"]["expected"]
     rows, labels = zip(*((g, int(c)) for c, table in given["prototypes"].items() for g in table), strict=True)
     z, y = torch.tensor(given["features"]).double(), torch.tensor(given["labels"])
@@ -98,7 +98,7 @@ def test_the_contrast_is_that_of_the_oracle_without_weights():
     assert_close(client.towards(G, z, y), wanted, rtol=1e-8, atol=1e-8)
 
 
-def test_the_first_round_is_fedavgs_and_the_second_is_not():
+def test_only_the_first_round_equals_fedavg():
     (server, clients), (other, others) = halves(fedplvm, HYPER), halves(fedavg, HYPER)
     for number, alike in ((1, True), (2, False)):
         play(server, clients, number)
@@ -106,7 +106,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not():
         assert same(weights_of(server.model), weights_of(other.model)) == alike
 
 
-def test_gradients_are_numbers_where_cosines_are_negative_or_nothing():
+def test_losses_and_gradients_are_finite_for_negative_and_undefined_cosines():
     client = halves(fedplvm, replace(HYPER, alpha=0.25))[1]["device-0"]
     rows = normal(4, 6)
     G = clusters_in({"prototypes": rows, "labels": torch.tensor([0, 0, 1, 2])}, client.model)
@@ -116,7 +116,7 @@ def test_gradients_are_numbers_where_cosines_are_negative_or_nothing():
     assert loss.isfinite() and gradient.isfinite().all() and gradient.abs().sum() > 0
 
 
-def test_samples_of_a_class_without_prototypes_are_no_part_of_the_mean():
+def test_samples_of_a_class_without_prototypes_are_not_part_of_the_mean():
     client = halves(fedplvm, HYPER)[1]["device-0"]
     G = clusters_in({"prototypes": normal(2, 6), "labels": torch.tensor([0, 0])}, client.model)
     z, y = normal(4, 6, seed=1), torch.tensor([0, 2, 2, 0])
@@ -124,7 +124,7 @@ def test_samples_of_a_class_without_prototypes_are_no_part_of_the_mean():
     assert client.towards(G, z, torch.full((4,), 2)) == 0
 
 
-def test_a_class_that_nobody_of_a_round_holds_keeps_its_rows():
+def test_a_class_that_no_device_of_a_round_holds_keeps_its_rows():
     server, clients = halves(fedplvm, HYPER)
     play(server, {name: clients[name] for name in ("device-0", "device-2")}, 1)
     before = by_class(server.payload())
@@ -134,7 +134,7 @@ def test_a_class_that_nobody_of_a_round_holds_keeps_its_rows():
     assert not torch.equal(torch.stack(before[1]), torch.stack(after[1]))
 
 
-def test_the_order_in_which_answers_come_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     tables = []
     for turn in (1, -1):
         server, clients = halves(fedplvm, HYPER)
@@ -148,7 +148,7 @@ def test_the_order_in_which_answers_come_changes_no_bit():
     assert same(*tables)
 
 
-def test_nothing_that_comes_gets_a_gradient():
+def test_received_arrays_get_no_gradient():
     server, clients = halves(fedplvm, HYPER)
     play(server, clients, 1)
     payload = snapshot(server.payload())
@@ -159,7 +159,7 @@ def test_nothing_that_comes_gets_a_gradient():
     assert all(v.grad is None for v in floats)
 
 
-def test_a_server_that_starts_again_goes_on_with_the_same_bits():
+def test_a_restored_server_continues_with_the_same_bits():
     server, clients = played(fedplvm, HYPER)
     again = fedplvm.METHOD.Server(network(), HYPER, 7)
     again.restore(snapshot(server.state()))
@@ -170,7 +170,7 @@ def test_a_server_that_starts_again_goes_on_with_the_same_bits():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 21])
-def test_an_honest_device_has_no_more_rows_than_are_taken_and_one_more_is_refused(n):
+def test_an_honest_device_sends_no_more_rows_than_the_limit(n):
     y = torch.randint(CLASSES, (n,), generator=torch.Generator().manual_seed(n))
     client = fedplvm.METHOD.Client(network(), Shard(normal(n, 4, seed=n), y), HYPER, 7, "a")
     server, _ = halves(fedplvm, HYPER)
@@ -188,7 +188,7 @@ def test_an_honest_device_has_no_more_rows_than_are_taken_and_one_more_is_refuse
     assert "above 1e+06" in problem(1, 1.1e6).message and "below -1e+06" in problem(1, -1.1e6).message
 
 
-def test_rows_are_of_every_sample_in_evaluation_mode():
+def test_prototypes_are_computed_in_evaluation_mode_from_each_sample():
     client = halves(fedplvm, HYPER)[1]["device-0"]
     rows, labels, counts = local_clusters(client.model.train(), client.data)
     with torch.no_grad():
@@ -207,6 +207,6 @@ def test_rows_are_of_every_sample_in_evaluation_mode():
         ({"negative": "abs"}, "negative is 'abs', it must be one of clamp, signed"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -24,7 +24,7 @@ def halves():
     return server_of(fedproto.METHOD, hyper), clients_of(fedproto.METHOD, hyper)
 
 
-def test_fedproto_sends_the_held_rows_and_gets_the_known_ones():
+def test_a_device_sends_rows_of_its_classes_and_receives_rows_of_the_known_classes():
     server, clients = halves()
     assert server.payload() == {}
     up = play(server, {"device-1": clients["device-1"]}, 1)[0]["device-1"]
@@ -35,7 +35,7 @@ def test_fedproto_sends_the_held_rows_and_gets_the_known_ones():
     assert floats(server.payload()) == {"prototypes": 3 * 6, "labels": 3}
 
 
-def test_fedprotos_default_prototypes_are_the_features_of_the_last_epoch_as_they_were_trained_on():
+def test_the_default_prototypes_are_class_means_of_features_during_the_last_epoch():
     client = clients_of(fedproto.METHOD, fedproto.Hyper(epochs=3, batch=8, lr=0.05))["device-2"]
     seen = []
     objective = client.objective
@@ -47,7 +47,7 @@ def test_fedprotos_default_prototypes_are_the_features_of_the_last_epoch_as_they
         assert_close(row, z[y == label].mean(dim=0))
 
 
-def test_fedprotos_eval_prototypes_are_the_features_after_training():
+def test_the_prototypes_of_the_source_eval_are_class_means_after_training():
     client = clients_of(fedproto.METHOD, fedproto.Hyper(**LOCAL, proto_source="eval"), norm=True)["device-0"]
     sent = client.run(Ask("train"))
     z = embed(client.model, client.data.x)
@@ -61,7 +61,7 @@ def sent_by(device, rows, labels, counts):
 
 
 @pytest.mark.parametrize("aggregation, shares", [("unweighted", (1, 1)), ("weighted", (30, 10))])
-def test_fedproto_merges_over_the_devices_that_hold_a_class(aggregation, shares):
+def test_a_global_prototype_is_the_mean_over_the_devices_that_hold_the_class(aggregation, shares):
     server = server_of(fedproto.METHOD, fedproto.Hyper(aggregation=aggregation))
     a, b = normal(2, 6, dtype=torch.float32), normal(1, 6, seed=1, dtype=torch.float32)
     story = server.round()
@@ -73,7 +73,7 @@ def test_fedproto_merges_over_the_devices_that_hold_a_class(aggregation, shares)
     assert_close(server.prototypes[1], a[1])
 
 
-def test_a_class_that_nobody_holds_keeps_its_row():
+def test_a_class_that_no_device_holds_keeps_its_row():
     server, clients = halves()
     play(server, clients, 1)
     before = server.prototypes.clone()
@@ -82,7 +82,7 @@ def test_a_class_that_nobody_holds_keeps_its_row():
     assert server.known.all()
 
 
-def test_a_device_that_names_a_class_twice_has_one_voice():
+def test_several_rows_of_one_class_from_one_device_are_pooled():
     server = server_of(fedproto.METHOD, fedproto.Hyper())
     rows = normal(3, 6, dtype=torch.float32)
     found, counts = class_means_in(sent_by("a", rows, [1, 1, 0], [1, 3, 5]).payload, server.model.classes)
@@ -91,7 +91,7 @@ def test_a_device_that_names_a_class_twice_has_one_voice():
 
 
 @pytest.mark.parametrize("labels", [(0, 1, 2), (0, 2)])
-def test_fedprotos_objective_pulls_towards_known_prototypes(labels):
+def test_the_loss_has_the_distance_to_the_known_prototypes(labels):
     client = clients_of(fedproto.METHOD, fedproto.Hyper(lam=2.0))["device-0"]
     x, y, model = client.data.x, client.data.y, client.model
     assert_close(client.objective(x, y), F.cross_entropy(model(x), y))
@@ -102,7 +102,7 @@ def test_fedprotos_objective_pulls_towards_known_prototypes(labels):
     assert_close(client.objective(x, y), F.cross_entropy(model(x), y) + 2.0 * torch.stack(gaps).mean())
 
 
-def test_fedproto_predicts_the_nearest_known_prototype():
+def test_a_device_predicts_the_class_of_the_nearest_known_prototype():
     client = clients_of(fedproto.METHOD, fedproto.Hyper())["device-0"]
     x = client.data.x
     assert torch.equal(client.predict(x), client.model(x))  # There are no prototypes yet.
@@ -115,7 +115,7 @@ def test_fedproto_predicts_the_nearest_known_prototype():
     assert torch.equal(client.predict(x), client.model(x))
 
 
-def test_an_empty_payload_takes_nothing_away():
+def test_a_device_keeps_its_prototypes_when_it_receives_an_empty_payload():
     client = clients_of(fedproto.METHOD, fedproto.Hyper())["device-0"]
     client.receive({"prototypes": normal(1, 6, dtype=torch.float32), "labels": torch.tensor([1])})
     client.receive({})
@@ -137,14 +137,14 @@ def test_an_empty_payload_takes_nothing_away():
         ),
     ],
 )
-def test_impossible_settings_name_value_and_limit(make, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(make, problem):
     with pytest.raises(ValueError) as error:
         make()
     assert str(error.value).startswith(problem)
 
 
 @pytest.mark.parametrize(("inference", "other"), [("prototype", "classifier"), ("classifier", "prototype")])
-def test_fedproto_measures_the_other_inference_beside_its_own(inference, other):
+def test_the_other_rule_of_a_device_is_the_other_inference(inference, other):
     one, two = (
         clients_of(fedproto.METHOD, fedproto.Hyper(inference=which))["device-0"]
         for which in (inference, other)

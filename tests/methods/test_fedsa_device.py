@@ -31,7 +31,7 @@ from tests.methods.tiny import (
     tiny,
 )
 
-# Where the anchors start
+# The first anchors
 
 
 def naive_embedding(rows, layers):
@@ -43,7 +43,7 @@ def naive_embedding(rows, layers):
     return rows.detach()
 
 
-def test_anchors_start_as_an_untrained_embedding_of_random_class_anchors():
+def test_the_first_anchors_are_an_untrained_embedding_of_random_class_anchors():
     with initialised_from(seeded(7, "server", "anchors").initial_seed()):
         class_anchors, layers = torch.randn(3, 6), [nn.Linear(6, 6), nn.Linear(6, 6)]
     assert_close(server_of(fedsa.METHOD, HYPER).anchors, naive_embedding(class_anchors, layers))
@@ -51,7 +51,7 @@ def test_anchors_start_as_an_untrained_embedding_of_random_class_anchors():
     assert torch.equal(without.anchors, class_anchors)
 
 
-def test_anchors_come_from_the_seed_alone():
+def test_anchors_depend_only_on_the_seed():
     one = server_of(fedsa.METHOD, HYPER)
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -60,7 +60,7 @@ def test_anchors_come_from_the_seed_alone():
     assert torch.equal(torch.get_rng_state(), before) and not one.anchors.requires_grad
 
 
-def test_the_embedding_brings_anchors_closer_than_they_were_drawn():
+def test_projected_anchors_are_closer_together_than_drawn_anchors():
     """Half of 512 unit normals survive the ReLU: length 16, where random anchors have 22.6."""
     wide = Net(nn.Flatten(), 512, 10)
     projected, drawn = (
@@ -77,7 +77,7 @@ def test_the_embedding_brings_anchors_closer_than_they_were_drawn():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("mcl_on", ["samples", "batch_prototypes"])
 @pytest.mark.parametrize("reading, lambda1", [("samples", 10.0), ("batch_prototypes", 0.1)])
-def test_the_objective_is_equation_9_in_each_of_its_readings(reading, lambda1, mcl_on, bias):
+def test_the_loss_of_a_device_is_equation_9_in_each_of_its_readings(reading, lambda1, mcl_on, bias):
     changes = {"regularisation": reading, "mcl_on": mcl_on, "cc_bias": bias, "lambda2": 0.3, "lambda3": 0.7}
     client = client_with("device-2", **changes)
     x, y, anchors, head = client.data.x, client.data.y, client.anchors, client.model.head
@@ -96,7 +96,7 @@ def test_the_objective_is_equation_9_in_each_of_its_readings(reading, lambda1, m
 @pytest.mark.parametrize("lambda2", [0.0, 0.5])
 @pytest.mark.parametrize("lambda3", [0.0, 0.5])
 @pytest.mark.parametrize("anchors", ["random", "projected"])
-def test_every_row_of_table_4_can_be_run(anchors, lambda2, lambda3):
+def test_the_settings_of_each_row_of_table_4_give_its_loss(anchors, lambda2, lambda3):
     hyper = replace(HYPER, anchors=anchors, lambda2=lambda2, lambda3=lambda3)
     server, clients = halves(hyper)
     client = clients["device-0"]
@@ -110,19 +110,19 @@ def test_every_row_of_table_4_can_be_run(anchors, lambda2, lambda3):
     assert_close(client.objective(x, y), expected)
 
 
-def test_without_any_weight_it_is_the_cross_entropy_even_where_anchors_are_lost():
+def test_the_loss_without_any_weight_is_cross_entropy_even_if_anchors_are_nan():
     client = client_with(lambda1=0.0, lambda2=0.0, lambda3=0.0)
     client.anchors = client.anchors * math.nan
     x, y = client.data.x, client.data.y
     assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y))
 
 
-def test_calibration_trains_the_head_alone():
+def test_calibration_trains_only_the_head():
     without, by = (gradients(client_with(lambda3=weight)) for weight in (0.0, 5.0))
     assert {name for name in by if not torch.equal(by[name], without[name])} == {"head.weight", "head.bias"}
 
 
-def test_what_the_server_sends_is_constant():
+def test_received_anchors_get_no_gradient():
     client = client_with(regularisation="batch_prototypes")
     client.anchors.requires_grad_()
     client.margin = client_margin(client.anchors, client.own, "pairs")
@@ -142,7 +142,7 @@ def watched(client):
 
 
 @pytest.mark.parametrize("rule", ["pairs", "nearest", "paper"])
-def test_a_round_has_one_margin_of_the_prototypes_of_the_last_participation(rule):
+def test_the_margin_of_a_round_comes_from_the_last_prototypes_of_the_device(rule):
     server, clients = halves(replace(HYPER, margin=rule, decay=0.5))
     client, others = clients["device-0"], {n: c for n, c in clients.items() if n != "device-0"}
     met = watched(client)
@@ -157,14 +157,14 @@ def test_a_round_has_one_margin_of_the_prototypes_of_the_last_participation(rule
     assert met == pytest.approx([own] * 6)
 
 
-def test_own_margins_count_where_they_are_larger():
+def test_a_device_uses_its_own_margin_if_it_is_larger():
     client = client_with()
     client.own = 100 * single(2, 6, seed=4)
     client.run(Ask("train"))
     assert float(client.margin) == pytest.approx(naive_margin(100 * single(2, 6, seed=4), "pairs"))
 
 
-def test_a_device_of_one_class_takes_the_global_margin():
+def test_a_device_with_one_class_uses_the_global_margin():
     server, clients = halves(shards={"device-0": shard(0, (1,) * 6), "device-1": shard(1, (2,))})
     for number in (1, 2):
         expected = naive_margin(server.anchors, "pairs")
@@ -174,10 +174,10 @@ def test_a_device_of_one_class_takes_the_global_margin():
     assert all(v.isfinite().all() for c in clients.values() for v in c.state().values())
 
 
-# What devices send
+# The answers of devices
 
 
-def test_prototypes_are_the_features_after_training_in_evaluation_mode():
+def test_prototypes_are_class_means_after_training_in_evaluation_mode():
     client = clients_of(fedsa.METHOD, HYPER, norm=True)["device-2"]
     client.receive({"anchors": single(3, 6)})
     sent = client.run(Ask("train"))
@@ -188,7 +188,7 @@ def test_prototypes_are_the_features_after_training_in_evaluation_mode():
     assert torch.equal(client.own, sent["prototypes"])
 
 
-def test_the_authors_prototypes_are_all_features_seen_while_training():
+def test_prototypes_of_the_source_training_are_means_of_all_features_during_training():
     hyper = replace(HYPER, epochs=3, batch=4, proto_source="training")
     client = clients_of(fedsa.METHOD, hyper, norm=True)["device-2"]
     client.receive({"anchors": single(3, 6)})
@@ -205,7 +205,7 @@ def test_the_authors_prototypes_are_all_features_seen_while_training():
             assert_close(row, z[y == label].mean(dim=0))
 
 
-def test_a_round_is_plain_sgd_on_the_objective():
+def test_a_round_of_a_device_is_plain_sgd_on_its_loss():
     client = client_with(epochs=1)
     client.begin(1)
     model, d = tiny(), naive_margin(client.anchors, "pairs")
@@ -223,7 +223,7 @@ def test_a_round_is_plain_sgd_on_the_objective():
         assert_close(weights_of(client.model)[name], value, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_anchors_go_down_always_and_prototypes_once_there_are_any():
+def test_each_broadcast_has_anchors_and_the_known_prototypes():
     server, clients = halves()
     ask = next(server.round())
     assert floats(ask.payload) == {"anchors": TABLE}
@@ -235,7 +235,7 @@ def test_anchors_go_down_always_and_prototypes_once_there_are_any():
     assert same(snapshot(server.payload()), snapshot(next(server.round()).payload))
 
 
-def test_without_test_prototypes_only_anchors_go_down():
+def test_a_broadcast_has_only_anchors_if_send_prototypes_is_off():
     server, clients = halves(replace(HYPER, send_prototypes=False, inference="classifier"))
     for number in (1, 2):
         assert floats(next(server.round()).payload) == {"anchors": TABLE}
@@ -243,7 +243,7 @@ def test_without_test_prototypes_only_anchors_go_down():
     assert floats(server.payload()) == {"anchors": TABLE} and server.known.all()
 
 
-def test_the_cost_is_what_crosses():
+def test_the_cost_equals_the_sent_numbers():
     server, clients = halves()
     for number in (1, 2):
         down = floats(next(server.round()).payload)
@@ -254,7 +254,7 @@ def test_the_cost_is_what_crosses():
             assert (cost.up, cost.down) == (floats(up[name]), down)
 
 
-def test_the_papers_figures():
+def test_the_cost_equals_the_numbers_of_the_paper():
     """For CIFAR-10, CIFAR-100 and Tiny-ImageNet, C x D numbers go up as prototypes and down as anchors."""
     for classes, expected in [(10, 5_120), (100, 51_200), (200, 102_400)]:
         cost = fedsa.METHOD.cost(Sizes(Net(nn.Flatten(), 512, classes), held=classes, first_round=True))

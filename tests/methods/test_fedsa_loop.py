@@ -88,9 +88,9 @@ def plain(hyper, devices):
     return A, P, models
 
 
-@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize(("source", "margin"), [("eval", "pairs"), ("training", "nearest")])
-def test_four_rounds_are_those_of_a_plain_loop(source, margin, devices):
+def test_four_rounds_equal_those_of_a_plain_loop(source, margin, devices):
     hyper = replace(HYPER, proto_source=source, margin=margin)
     server, clients = played(fedsa, hyper, devices)
     A, P, models = plain(hyper, devices)

@@ -33,7 +33,7 @@ from tests.methods.tiny import (
 # The server
 
 
-def test_the_round_averages_by_examples_and_moves_the_anchors_of_what_came():
+def test_a_round_averages_prototypes_by_examples_and_moves_anchors_of_received_classes():
     server = server_of(fedsa.METHOD, replace(HYPER, decay=0.75))
     before, a, b = server.anchors, single(2, 6), single(1, 6, seed=1)
     told(server, sent_by("a", a, [0, 1], [30, 2]), sent_by("b", b, [0], [10]))
@@ -48,7 +48,7 @@ def test_the_round_averages_by_examples_and_moves_the_anchors_of_what_came():
 @pytest.mark.parametrize(
     "reading, share", [("weighted", (30, 10)), ("unweighted", (1, 1)), ("paper", (15, 5))]
 )
-def test_the_round_takes_the_reading_that_is_set(reading, share):
+def test_a_round_averages_prototypes_by_the_setting_aggregation(reading, share):
     server = server_of(fedsa.METHOD, replace(HYPER, aggregation=reading))
     a, b = single(1, 6), single(1, 6, seed=1)
     told(server, sent_by("a", a, [1], [30]), sent_by("b", b, [1], [10]))
@@ -56,7 +56,7 @@ def test_the_round_takes_the_reading_that_is_set(reading, share):
     assert_close(server.prototypes[1], (share[0] * a[0] + share[1] * b[0]) / whole)
 
 
-def test_a_class_that_nobody_holds_keeps_its_anchor_and_its_prototype():
+def test_a_class_that_no_device_holds_keeps_its_anchor_and_its_prototype():
     server, clients = halves()
     play(server, clients, 1)
     anchors, prototypes = server.anchors, server.prototypes
@@ -65,7 +65,7 @@ def test_a_class_that_nobody_holds_keeps_its_anchor_and_its_prototype():
     assert not torch.equal(server.anchors[0], anchors[0]) and server.known.all()
 
 
-def test_the_authors_forget_prototypes_that_the_last_round_did_not_bring():
+def test_the_server_drops_prototypes_of_earlier_rounds_if_keep_prototypes_is_off():
     server, clients = halves(replace(HYPER, keep_prototypes=False))
     play(server, clients, 1)
     play(server, {"device-1": clients["device-1"]}, 2)
@@ -75,13 +75,13 @@ def test_the_authors_forget_prototypes_that_the_last_round_did_not_bring():
     assert (client.predict(client.data.x)[:, 2] == -math.inf).all()
 
 
-def test_a_device_alone_is_taken_over_as_it_is():
+def test_the_global_prototypes_equal_those_of_a_single_device():
     server, clients = halves()
     up = play(server, {"device-0": clients["device-0"]}, 1)[0]["device-0"]
     assert_close(server.prototypes, up["prototypes"])
 
 
-def test_a_device_that_names_a_class_twice_has_one_voice():
+def test_several_rows_of_one_class_from_one_device_are_pooled():
     server = server_of(fedsa.METHOD, replace(HYPER, aggregation="unweighted"))
     rows, other = single(3, 6), single(1, 6, seed=1)
     told(server, sent_by("a", rows, [1, 1, 0], [1, 3, 5]), sent_by("b", other, [1], [1]))
@@ -99,7 +99,7 @@ def test_devices_without_samples_change_nothing():
         assert same(server.state(), before) and same(weights_of(clients["device-0"].model), weights)
 
 
-def test_uploads_may_be_read_from_the_disk():
+def test_uploads_can_be_read_from_the_disk():
     rows = single(2, 6)
     held, lazy = server_of(fedsa.METHOD, HYPER), server_of(fedsa.METHOD, HYPER)
     reply = sent_by("a", rows, [0, 2], [3, 4])
@@ -122,14 +122,14 @@ HONEST = sent_by("a", single(2, 6), [0, 2], [3, 4]).payload
         ({"counts": torch.tensor([3.0, 4.0])}, "counts is float32, not int64"),
     ],
 )
-def test_other_uploads_are_refused(change, problem):
+def test_impossible_uploads_are_refused(change, problem):
     ask = next(server_of(fedsa.METHOD, HYPER).round())
     assert ask.problem_with(HONEST) is None
     assert ask.problem_with({**HONEST, **change}).message == problem
 
 
 @pytest.mark.parametrize("reading", ["weighted", "unweighted", "paper"])
-def test_the_largest_uploads_poison_nothing(reading):
+def test_the_largest_allowed_uploads_leave_finite_states(reading):
     server, clients = halves(replace(HYPER, aggregation=reading, decay=0.0))
     rows = torch.full((3, 6), 1e6)
     story = [sent_by(d, s * rows, [0, 1, 1], [2**31 - 1] * 3) for d, s in (("a", 1), ("b", 1), ("c", -1))]
@@ -141,7 +141,7 @@ def test_the_largest_uploads_poison_nothing(reading):
     assert all(g.isfinite().all() for g in gradients(client).values())
 
 
-def test_the_figures_of_a_round_are_the_margins_between_anchors():
+def test_the_monitor_reports_the_margins_between_anchors():
     server = server_of(fedsa.METHOD, HYPER)
     gaps = torch.cdist(server.anchors, server.anchors) + torch.diag(torch.full((3,), math.inf))
     found = server.monitor()
@@ -152,7 +152,7 @@ def test_the_figures_of_a_round_are_the_margins_between_anchors():
 # Prediction
 
 
-def test_the_prediction_is_the_nearest_known_prototype_and_the_head_is_beside_it():
+def test_a_device_predicts_the_nearest_prototype_and_its_other_rule_is_the_head():
     client = client_with()
     x = client.data.x
     assert torch.equal(client.predict(x), client.model(x))  # There are no prototypes yet.
@@ -171,14 +171,14 @@ def test_the_prediction_is_the_nearest_known_prototype_and_the_head_is_beside_it
     assert torch.equal(client.predict(x), client.model(x))
 
 
-def test_without_test_prototypes_there_is_one_way_to_predict():
+def test_a_device_without_test_prototypes_has_one_way_to_predict():
     client = client_with(send_prototypes=False, inference="classifier")
     assert client.other_rules() == {} and torch.equal(
         client.predict(client.data.x), client.model(client.data.x)
     )
 
 
-def test_both_ways_learn():
+def test_both_ways_to_predict_learn():
     server, clients = halves(replace(HYPER, lambda1=1.0))
     for number in range(1, 16):
         play(server, clients, number)
@@ -191,7 +191,7 @@ def test_both_ways_learn():
 # Networks
 
 
-def test_networks_may_differ_where_embeddings_are_as_long():
+def test_devices_may_have_different_networks_with_the_same_embedding_size():
     clients = clients_of(fedsa.METHOD, HYPER)
     with initialised_from(5):
         own = Net(
@@ -213,7 +213,7 @@ def deep_head():
     return model
 
 
-def test_a_deeper_head_is_calibrated_with_its_biases_only():
+def test_a_deeper_head_can_be_calibrated_only_with_its_biases():
     clients = {"device-0": fedsa.Client(deep_head(), SHARDS["device-0"], HYPER, 7, "device-0")}
     play(server_of(fedsa.METHOD, HYPER), clients, 1)
     without = replace(HYPER, cc_bias=False)
@@ -239,7 +239,7 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("source", ["eval", "training"])
-def test_restored_halves_go_on_as_the_unbroken_ones_do(source):
+def test_restored_halves_continue_with_the_same_bits(source):
     hyper = replace(HYPER, proto_source=source, decay=0.5)
     server, clients = halves(hyper, norm=True)
     late, early = {"device-2": clients.pop("device-2")}, dict(clients)
@@ -268,7 +268,7 @@ def test_a_phase_repeated_from_the_same_state_gives_the_same_bits():
     assert same(answer(client, ask, 2), first) and same(client.state(), moved)
 
 
-def test_restoring_the_first_state_forgets_prototypes_and_margins():
+def test_restoring_the_first_state_removes_prototypes_and_margins():
     server, clients = halves()
     start = [snapshot(h.state()) for h in (server, *clients.values())]
     first = play(server, clients, 1)[0]
@@ -280,7 +280,7 @@ def test_restoring_the_first_state_forgets_prototypes_and_margins():
     assert all(same(first[n], again[n]) for n in first) and equal(outcome(server, clients), after)
 
 
-def test_states_and_uploads_do_not_move_with_the_half():
+def test_states_and_uploads_are_copies_that_later_rounds_do_not_change():
     server, clients = halves(norm=True)
     ups = [client.run(ask) for client, ask in ((c, asked(server, c)) for c in clients.values())]
     states = [*(h.state() for h in (server, *clients.values())), server.payload(), *ups]
@@ -320,13 +320,13 @@ def asked(server, client):
         ({"batch": 0}, "batch is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(changes, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(changes, problem):
     with pytest.raises(ValueError) as error:
         fedsa.Hyper(**changes)
     assert str(error.value).startswith(problem)
 
 
-def test_the_defaults_are_those_of_the_paper_and_lambda1_goes_with_its_reading():
+def test_the_default_settings_are_those_of_the_paper_and_lambda1_depends_on_its_reading():
     h = fedsa.Hyper()
     assert (h.epochs, h.batch, h.lr, h.momentum, h.weight_decay) == (1, 10, 0.01, 0.0, 0.0)
     assert (h.lambda2, h.lambda3, h.decay) == (0.01, 1.0, 0.9999)

@@ -82,9 +82,9 @@ def plain(hyper, data):
     return shared, owns
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("change", [{}, {"l2r": "squared"}, {"clip": 0.5}])
-def test_four_rounds_are_those_of_a_plain_loop(change, data):
+def test_four_rounds_equal_those_of_a_plain_loop(change, data):
     hyper = replace(HYPER, **change)
     server, clients = played(fedsr, hyper, data)
     shared, owns = plain(hyper, data)
@@ -96,7 +96,7 @@ def test_four_rounds_are_those_of_a_plain_loop(change, data):
             assert_close(clients[name].own.get_parameter(key), value, rtol=1e-8, atol=1e-10)
 
 
-def test_the_cmi_is_that_of_the_oracle():
+def test_the_term_cmi_equals_the_oracle():
     given, expected = case("fedsr.cmi")
     own = fedsr.Conditional(1, 2).double()
     own.load_state_dict(
@@ -105,14 +105,14 @@ def test_the_cmi_is_that_of_the_oracle():
     check(expected, loss=own(given["z_mu"], given["z_sigma"], torch.zeros(1, dtype=torch.int64)))
 
 
-def test_the_two_sizes_are_those_of_the_oracle():
+def test_both_forms_of_the_term_l2r_equal_the_oracle():
     given, expected = case("fedsr.l2r")
     found = {kind: fedsr.SIZE[kind](given["z"]) for kind in ("norm", "squared")}
     check(expected, code_mean_norm=found["norm"], paper_style_mean_squared_norm=found["squared"])
 
 
 @pytest.mark.parametrize("scale", [-2.0, -1.0, 0.0, 1e-9])
-def test_a_scale_that_is_not_positive_gives_numbers(scale):
+def test_a_scale_that_is_not_positive_gives_finite_gradients(scale):
     own = fedsr.Conditional(CLASSES, D).double()
     own.scale.data.fill_(scale)
     mu, sigma = normal(5, D).requires_grad_(), normal(5, D, seed=1).abs().requires_grad_()
@@ -124,7 +124,7 @@ def test_a_scale_that_is_not_positive_gives_numbers(scale):
     assert_close(loss, positive(-mu, sigma, torch.arange(5) % CLASSES))
 
 
-def test_a_sigma_of_zero_and_a_representation_of_zero_have_gradients():
+def test_a_sigma_of_zero_and_a_representation_of_zero_have_finite_gradients():
     own = fedsr.Conditional(CLASSES, D)
     mu, sigma = torch.zeros(3, D, requires_grad=True), torch.zeros(3, D, requires_grad=True)
     (own(mu, sigma, torch.arange(3)) + fedsr.SIZE["norm"](mu + sigma)).backward()
@@ -142,7 +142,7 @@ def test_a_prediction_is_the_mean_softmax_of_twenty_draws():
     assert not torch.allclose(client.predict(x).exp(), client.model.head(mu).softmax(1), atol=1e-3)
 
 
-def test_two_evaluations_agree_whoever_makes_them_and_however_samples_are_put_together():
+def test_the_evaluation_does_not_depend_on_the_device_or_on_the_batches():
     clients = halves(fedsr, HYPER)[1]
     a, b = clients["device-0"], clients["device-1"]
     assert measure(a, a.rule(), a.data) == measure(a, a.rule(), a.data) == measure(b, b.rule(), a.data)
@@ -153,12 +153,12 @@ def test_two_evaluations_agree_whoever_makes_them_and_however_samples_are_put_to
     assert_close(pieces, a.predict(a.data.x), rtol=1e-10, atol=1e-12)
 
 
-def test_a_prediction_is_log_of_probabilities_so_its_cross_entropy_is_their_loss():
+def test_a_prediction_contains_the_logarithms_of_probabilities():
     client = halves(fedsr, HYPER)[1]["device-0"]
     assert_close(client.predict(client.data.x).exp().sum(1), torch.ones(len(client.data.y)).double())
 
 
-def test_every_step_and_image_draws_its_own_noise_and_a_repeated_round_the_same():
+def test_each_step_draws_new_noise_and_a_repeated_round_draws_the_same_noise():
     client = halves(fedsr, HYPER)[1]["device-0"]
     x = client.data.x[:1].expand(4, -1)
     client.noise = client.generator("train-noise")
@@ -172,7 +172,7 @@ def test_every_step_and_image_draws_its_own_noise_and_a_repeated_round_the_same(
     assert same(*sent)
 
 
-def test_what_stays_on_a_device_survives_a_restart_and_rounds_without_it():
+def test_the_private_state_of_a_device_survives_a_restart():
     server, clients = played(fedsr, HYPER)
     other, others = halves(fedsr, HYPER)
     for half, old in ((other, server), *((others[name], clients[name]) for name in DATA)):
@@ -188,7 +188,7 @@ def test_what_stays_on_a_device_survives_a_restart_and_rounds_without_it():
     assert all(same(others[name].state(), clients[name].state()) for name in DATA)
 
 
-def test_own_parts_never_travel_and_the_wide_projector_does():
+def test_a_device_sends_the_wide_projector_and_not_its_own_parts():
     server, clients = halves(fedsr, HYPER)
     (up,) = play(server, clients, 1)
     for sent in up.values():
@@ -198,7 +198,7 @@ def test_own_parts_never_travel_and_the_wide_projector_does():
 
 
 @pytest.mark.parametrize("name", nets.names())
-def test_every_network_gets_a_projector_twice_as_wide_as_its_head_reads(name):
+def test_the_projector_of_each_network_is_twice_as_wide_as_the_input_of_its_head(name):
     recipe = nets.RECIPES[name]
     samples = (InputShape(axes) for axes in ((3, 32, 32), (1, 28, 28), nets.SERIES))
     sample = next(one for one in samples if recipe.problem_with(one) is None)
@@ -209,7 +209,7 @@ def test_every_network_gets_a_projector_twice_as_wide_as_its_head_reads(name):
     assert both.shape == (2 * model.embedding_size, model.feature_size)
 
 
-def test_a_state_of_another_width_is_refused():
+def test_a_state_with_another_width_is_refused():
     client = halves(fedsr, HYPER)[1]["device-0"]
     state = {**client.state(), "conditional.mu": torch.zeros(CLASSES, D + 1)}
     with pytest.raises(RuntimeError, match="conditional.mu has the shape"):
@@ -224,6 +224,6 @@ def test_a_state_of_another_width_is_refused():
         ({"l2r": "l1"}, "l2r is 'l1', it must be one of norm, squared"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -95,30 +95,30 @@ def check_against_a_plain_loop(hyper, devices=DATA, rounds=PRESENT):
     return payload
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("source", ["training", "eval"])
 @pytest.mark.parametrize("margin", ["nearest", "farthest"])
-def test_four_rounds_are_those_of_a_plain_loop(margin, source, data):
+def test_four_rounds_equal_those_of_a_plain_loop(margin, source, data):
     payload = check_against_a_plain_loop(replace(HYPER, margin=margin, proto_source=source), data)
     assert payload["labels"].tolist() == ([0, 1, 2] if data is DATA else [0, 1])
 
 
-def test_rounds_of_a_single_class_are_those_of_a_plain_loop_whose_margin_is_the_limit():
+def test_rounds_with_a_single_class_use_the_margin_limit():
     limits = (fedtgp.Hyper().margin_limit, 1.0)
     found = [
         check_against_a_plain_loop(replace(HYPER, margin_limit=limit), rounds=[("device-3",)] * 2)
         for limit in limits
     ]
     assert all(payload["labels"].tolist() == [1] for payload in found)
-    assert not same(*found), "it makes a difference"
+    assert not same(*found), "the limit must change the result"
 
 
-def test_rounds_under_a_limit_below_all_distances_are_those_of_a_plain_loop():
+def test_rounds_with_a_small_margin_limit_equal_those_of_a_plain_loop():
     found = [check_against_a_plain_loop(replace(HYPER, margin_limit=limit)) for limit in (0.01, 100.0)]
-    assert not same(*found), "it makes a difference"
+    assert not same(*found), "the limit must change the result"
 
 
-def test_the_margin_and_the_loss_are_those_of_the_oracle():
+def test_the_margin_and_the_loss_equal_the_oracle():
     given, expected = case("fedtgp.server")
     Q, p, y = given["class_mean_of_client_prototypes"], given["client_prototypes"], given["classes"]
     margin = fedtgp.margin_between(Q, replace(HYPER, margin_limit=given["threshold"]))
@@ -132,7 +132,7 @@ def test_the_margin_and_the_loss_are_those_of_the_oracle():
     )
 
 
-def test_a_class_that_nobody_has_ever_held_stays_on_the_server_and_is_never_predicted():
+def test_a_class_that_no_device_ever_held_is_not_sent_and_never_predicted():
     server, clients = halves(fedtgp, HYPER)
     only = {name: clients[name] for name in ("device-1", "device-3")}  # They hold classes 0 and 1.
     play(server, only, 1)
@@ -142,7 +142,7 @@ def test_a_class_that_nobody_has_ever_held_stays_on_the_server_and_is_never_pred
     assert not (client.predict(client.data.x).argmax(1) == 2).any()
 
 
-def test_with_one_class_the_margin_is_its_limit_and_with_several_how_far_they_lie_apart():
+def test_the_margin_is_the_distance_between_classes_up_to_the_margin_limit():
     Q = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
     assert fedtgp.nearest_others(Q) == pytest.approx(5.0) and fedtgp.farthest_others(Q) == pytest.approx(
         34**0.5
@@ -155,7 +155,7 @@ def test_with_one_class_the_margin_is_its_limit_and_with_several_how_far_they_li
         assert [fedtgp.margin_between(Q[:1], hyper) for hyper in limits.values()] == [*limits]
 
 
-def test_pairs_are_in_the_order_of_devices_and_classes_however_they_come():
+def test_pairs_have_the_order_of_devices_and_classes_for_any_order_of_answers():
     replies = [sent_by("b", [[2.0], [1.0]], [2, 0], [1, 2]), sent_by("a", [[9.0]], [1], [3])]
     rows, labels = fedtgp.pairs(replies, CLASSES)
     assert rows.tolist() == [[9.0], [1.0], [2.0]] and labels.tolist() == [1, 0, 2]
@@ -172,7 +172,7 @@ def sent_by(device, rows, labels, counts):
     return Reply(device, sum(counts), payload)
 
 
-def test_a_class_that_a_device_names_twice_counts_once():
+def test_several_rows_of_one_class_from_one_device_count_once():
     other = sent_by("b", [[0.0, 3.0], [4.0, 0.0]], [1, 0], [4, 5])
     rows = [[1.0, 0.0], [2.0, 5.0], [5.0, 4.0]]
     twice = fedtgp.pairs([other, sent_by("a", rows, [0, 2, 0], [1, 2, 3])], CLASSES)
@@ -180,10 +180,10 @@ def test_a_class_that_a_device_names_twice_counts_once():
     assert all(torch.equal(a, b) for a, b in zip(twice, once, strict=True))
     assert once[1].tolist() == [0, 2, 0, 1]
     Q = fedtgp.means_of(*twice, CLASSES)
-    assert Q.tolist() == [[4.0, 1.5], [0.0, 3.0], [2.0, 5.0]], "of class 0 the mean of two devices"
+    assert Q.tolist() == [[4.0, 1.5], [0.0, 3.0], [2.0, 5.0]], "the row of class 0 is the mean of two devices"
 
 
-def test_a_server_that_starts_again_goes_on_from_its_rows_and_layers():
+def test_a_restored_server_has_the_same_rows_and_layers():
     server, _ = played(fedtgp, HYPER)
     again = fedtgp.METHOD.Server(network(), HYPER, 7)
     again.restore(snapshot(server.state()))
@@ -214,6 +214,6 @@ def test_a_round_without_a_row_changes_nothing():
         ({"server_batch": 0}, "server_batch is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -95,7 +95,7 @@ def played(rounds, hyper):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("rounds", [PRESENT, WITHOUT_A_CLASS])
-def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
+def test_four_rounds_equal_those_of_a_plain_loop(rounds, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(rounds, hyper)
     world, models = plain(rounds, hyper)
@@ -106,7 +106,7 @@ def test_four_rounds_are_those_of_a_plain_loop(rounds, variant):
             assert_close(clients[name].model.state_dict()[key], value, rtol=1e-8, atol=1e-10)
 
 
-def test_the_divergence_is_a_sum_over_classes_and_its_other_reading_a_mean_over_them():
+def test_both_reductions_of_the_divergence_equal_the_oracle():
     given, expected = case("fml.kl_reduction")
     student, teacher = given["student_logits"], given["teacher_logits"]
     check(
@@ -116,7 +116,7 @@ def test_the_divergence_is_a_sum_over_classes_and_its_other_reading_a_mean_over_
     )
 
 
-def test_the_divergence_of_scores_without_bounds_is_a_number():
+def test_the_divergence_of_very_large_scores_is_finite():
     far = torch.tensor([[1e4, 0.0, -1e4]])
     for teacher, student in ((far, -far), (-far, far), (far, far)):
         student = student.clone().requires_grad_()
@@ -126,7 +126,7 @@ def test_the_divergence_of_scores_without_bounds_is_a_number():
 
 
 @pytest.mark.parametrize("targets, reached", [("fixed", False), ("moving", True)])
-def test_a_target_is_moved_only_where_that_is_asked_for(targets, reached):
+def test_a_target_gets_a_gradient_only_with_the_setting_moving(targets, reached):
     client = fleet(replace(HYPER, targets=targets, alpha=0.0, beta=1.0))[1]["device-0"]
     x = client.data.x
     loss = client.divergence(client.mutual(x), client.model(x))
@@ -135,7 +135,7 @@ def test_a_target_is_moved_only_where_that_is_asked_for(targets, reached):
     assert all(p.grad is not None for p in client.model.parameters())
 
 
-def test_every_device_counts_once_in_the_mean_whatever_it_holds():
+def test_each_device_counts_once_in_the_mean_of_the_shared_networks():
     server, clients = fleet(HYPER)
     up = play(server, clients, 1)[0]
     key = "weights.head.weight"
@@ -151,10 +151,10 @@ def test_every_device_counts_once_in_the_mean_whatever_it_holds():
     other = server.shared()[key].clone()
     server, clients = fleet(HYPER)
     play(server, clients, 1)
-    assert torch.equal(server.shared()[key], other), "in whatever order they come"
+    assert torch.equal(server.shared()[key], other), "the order of answers must not matter"
 
 
-def test_a_devices_own_network_never_leaves_it_and_outlasts_a_restart():
+def test_a_device_keeps_its_own_network_through_a_restart():
     server, clients = played(PRESENT, HYPER)
     ask, client = next(server.round()), clients["device-0"]
     again = fml.METHOD.Client(network(), DATA["device-0"], HYPER, 7, "device-0", shared_network())
@@ -170,7 +170,7 @@ def test_a_devices_own_network_never_leaves_it_and_outlasts_a_restart():
     assert sent[0].keys() == {f"weights.{key}" for key in shared_network().state_dict()}
 
 
-def test_the_last_evaluation_is_of_each_own_network_and_brings_nothing():
+def test_the_last_evaluation_uses_each_own_network_and_an_empty_broadcast():
     server, clients = played(PRESENT, HYPER)
     assert not server.payload()
     client, x = clients["device-0"], DATA["device-0"].x
@@ -179,7 +179,7 @@ def test_the_last_evaluation_is_of_each_own_network_and_brings_nothing():
     assert torch.equal(client.predict(x), own(x))
 
 
-def test_what_crosses_is_the_shared_network_and_no_more():
+def test_the_cost_is_that_of_the_shared_network():
     server, clients = fleet(HYPER)
     sizes = Sizes(clients["device-0"].model, held=3, mutual=shared_network())
     assert fml.cost(sizes).up == fml.cost(sizes).down == {"weights": parameters(server.model)}
@@ -195,7 +195,7 @@ def test_what_crosses_is_the_shared_network_and_no_more():
         ({"targets": "no"}, "targets is 'no', it must be one of fixed, moving"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, problem):
     with pytest.raises(ValueError) as error:
         fml.Hyper(**setting)
     assert str(error.value).startswith(problem)
@@ -207,7 +207,7 @@ def test_impossible_settings_name_value_and_limit(setting, problem):
 SMALL = Network("cnn4", feature_size=12)
 
 
-def test_a_plan_names_the_shared_network_and_each_side_builds_the_same():
+def test_a_plan_names_the_shared_network_and_both_halves_build_the_same_one():
     plan = Plan("fml", 3, 1, network=Network("cnn_bn", 64), mutual=SMALL)
     read = read_plan(plan.encode())
     assert read == plan and json.loads(plan.encode())["mutual"]["name"] == "cnn4"
@@ -217,23 +217,23 @@ def test_a_plan_names_the_shared_network_and_each_side_builds_the_same():
     assert plan.digest != replace(plan, mutual=None).digest
 
 
-def test_without_one_it_is_as_the_runs_network_with_first_weights_of_its_own():
+def test_the_default_shared_network_is_that_of_the_run_with_other_first_weights():
     plan = Plan("fml", 3, 1, network=SMALL)
     assert "mutual" not in json.loads(plan.encode())
     client = plan.client_half(DATA["device-0"], "a")
     own, shared = client.model.state_dict(), client.mutual.state_dict()
     assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in shared.items()}
-    assert not same(own, shared), "from networks that begin as one neither learns anything of the other"
+    assert not same(own, shared), "two networks with equal weights cannot learn from each other"
 
 
-def test_a_method_that_trains_none_refuses_one_and_names_those_that_do():
+def test_a_mutual_network_is_refused_for_a_method_that_trains_none():
     words = "fedavg trains no mutual network, but the run has `mutual` cnn4; leave `mutual` out, or take one of .*fml"
     with pytest.raises(SettingsError, match=words) as said:
         Plan("fedavg", 3, 1, mutual=SMALL)
     assert "\n" not in str(said.value)
 
 
-def test_settings_of_a_coordinator_and_of_an_experiment_have_a_table_for_it():
+def test_the_settings_of_coordinator_and_experiment_have_a_table_mutual():
     table = {"name": "cnn4", "feature_size": 12}
     common = {"name": "a", "rounds": 1, "method": {"name": "fml"}, "mutual": table}
     assert decode(CoordinatorSettings, {**common, "classes": 3}).plan().mutual == SMALL

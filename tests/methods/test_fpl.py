@@ -65,9 +65,9 @@ def plain(hyper, devices):
     return shared, global_prototypes(sent, table), max(most)
 
 
-@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "one that nobody holds"])
+@pytest.mark.parametrize("devices", [MANY, WITHOUT_2], ids=["all classes", "a class that no device holds"])
 @pytest.mark.parametrize("source", ["training", "eval"])
-def test_four_rounds_are_those_of_a_plain_loop(devices, source):
+def test_four_rounds_equal_those_of_a_plain_loop(devices, source):
     hyper = replace(HYPER, proto_source=source)
     server, _ = played(fpl, hyper, devices, ROUNDS)
     shared, table, most = plain(hyper, devices)
@@ -77,13 +77,13 @@ def test_four_rounds_are_those_of_a_plain_loop(devices, source):
     assert table.keys() == ({0, 1, 2} if devices is MANY else {0, 1})
     labels = [c for c in sorted(table) for _ in table[c]]
     assert payload["labels"].tolist() == labels
-    assert most > 1, "with one row a class FINCH shows nothing"
+    assert most > 1, "with one row for each class, the test does not use FINCH"
     rows = torch.stack([row for c in sorted(table) for row in table[c]])
     assert_close(payload["prototypes"], rows, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["fpl.hier.T0.02", "fpl.hier.T0.2"])
-def test_the_loss_is_that_of_the_oracle(name):
+def test_the_loss_equals_the_oracle(name):
     given, expected = CASES[name]["inputs"], CASES[name]["expected"]
     rows, labels = zip(
         *((g, int(c)) for c, table in given["cluster_prototypes"].items() for g in table), strict=True
@@ -96,7 +96,7 @@ def test_the_loss_is_that_of_the_oracle(name):
     assert_close(float(loss), expected["loss"], rtol=1e-8, atol=1e-8)
 
 
-def test_the_first_round_is_fedavgs_and_the_second_is_not():
+def test_only_the_first_round_equals_fedavg():
     (server, clients), (other, others) = halves(fpl, HYPER), halves(fedavg, HYPER)
     for number, alike in ((1, True), (2, False)):
         play(server, clients, number)
@@ -104,7 +104,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not():
         assert same(weights_of(server.model), weights_of(other.model)) == alike
 
 
-def test_of_up_to_three_devices_a_class_has_one_prototype_their_plain_mean():
+def test_a_class_with_rows_of_up_to_three_devices_has_their_mean_as_prototype():
     server, clients = halves(fpl, HYPER)
     (up,) = play(server, {name: clients[name] for name in ("device-0", "device-1", "device-2")}, 1)
     payload = server.payload()
@@ -114,7 +114,7 @@ def test_of_up_to_three_devices_a_class_has_one_prototype_their_plain_mean():
         assert_close(payload["prototypes"][label], torch.cat(sent).mean(0))
 
 
-def test_samples_of_a_class_without_prototypes_are_no_part_of_the_mean():
+def test_samples_of_a_class_without_prototypes_are_not_part_of_the_mean():
     client = halves(fpl, HYPER)[1]["device-0"]
     G = clusters_in({"prototypes": normal(2, 6), "labels": torch.tensor([0, 0])}, client.model)
     z, y = normal(4, 6, seed=1), torch.tensor([0, 2, 2, 0])
@@ -122,7 +122,7 @@ def test_samples_of_a_class_without_prototypes_are_no_part_of_the_mean():
     assert client.towards(G, z, torch.full((4,), 2)) == 0
 
 
-def test_a_small_temperature_gives_no_infinity():
+def test_a_small_temperature_gives_finite_losses_and_gradients():
     client = halves(fpl, replace(HYPER, tau=1e-6))[1]["device-0"]
     G = clusters_in({"prototypes": normal(3, 6), "labels": torch.arange(3)}, client.model)
     z = torch.cat([-G.rows, G.rows, torch.zeros(1, 6)]).requires_grad_()
@@ -131,7 +131,7 @@ def test_a_small_temperature_gives_no_infinity():
     assert loss.isfinite() and gradient.isfinite().all()
 
 
-def test_a_class_that_nobody_of_a_round_holds_keeps_its_rows():
+def test_a_class_that_no_device_of_a_round_holds_keeps_its_rows():
     server, clients = halves(fpl, HYPER, MANY)
     play(server, {name: clients[name] for name in ROUNDS[0]}, 1)
     before = server.payload()
@@ -158,7 +158,7 @@ def after(story, server, replies):
     return server.payload()
 
 
-def test_the_order_in_which_answers_come_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     tables = []
     for turn in (1, -1):
         server, clients = halves(fpl, HYPER, MANY)
@@ -167,7 +167,7 @@ def test_the_order_in_which_answers_come_changes_no_bit():
     assert same(*tables)
 
 
-def test_a_class_that_a_device_names_twice_counts_once():
+def test_several_rows_of_one_class_from_one_device_count_once():
     def doubled(sent):
         apart = torch.cat([sent["prototypes"] + 0.5, sent["prototypes"] - 0.5])
         return {**sent, "prototypes": apart, "labels": sent["labels"].repeat(2)}
@@ -181,7 +181,7 @@ def test_a_class_that_a_device_names_twice_counts_once():
 
 
 @pytest.mark.parametrize("value", [1.1e6, -1.1e6])
-def test_a_row_out_of_all_measure_is_refused_and_more_rows_than_samples(value):
+def test_far_too_large_rows_and_more_rows_than_samples_are_refused(value):
     server, _ = halves(fpl, HYPER)
     server.begin(1, [Member("a", 2)])
     ask = next(server.round())
@@ -197,7 +197,7 @@ def test_a_row_out_of_all_measure_is_refused_and_more_rows_than_samples(value):
     assert "over the limit of 3" in problem(4, 1.0)
 
 
-def test_nothing_that_comes_gets_a_gradient():
+def test_received_arrays_get_no_gradient():
     server, clients = halves(fpl, HYPER)
     play(server, clients, 1)
     payload = snapshot(server.payload())
@@ -208,7 +208,7 @@ def test_nothing_that_comes_gets_a_gradient():
     assert all(v.grad is None for v in floats)
 
 
-def test_halves_that_start_again_go_on_with_the_same_bits():
+def test_restored_halves_continue_with_the_same_bits():
     server, clients = played(fpl, HYPER, MANY, ROUNDS)
     again, others = halves(fpl, HYPER, MANY)
     for half, old in ((again, server), *((others[name], clients[name]) for name in MANY)):
@@ -225,6 +225,6 @@ def test_halves_that_start_again_go_on_with_the_same_bits():
         ({"proto_source": "last"}, "proto_source is 'last', it must be one of training, eval"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -57,7 +57,7 @@ def scores_of(x, z, y, hyper):
     return torch.stack(found, dim=1) + D / 2 * math.log(2 * math.pi)
 
 
-def alike(found, wanted, head):
+def check_scores(found, wanted, head):
     """Compare scores; those of lda lack a term that all classes share."""
     if head == "lda":
         found, wanted = (scores - scores.mean(dim=1, keepdim=True) for scores in (found, wanted))
@@ -66,7 +66,7 @@ def alike(found, wanted, head):
 
 @pytest.mark.parametrize("settings", [{}, {"features": "raw", "shrinkage": 0.3, "least_samples": 1}])
 @every_head
-def test_the_scores_after_each_round_are_those_of_gaussians_of_all_devices_so_far(head, settings):
+def test_the_scores_after_each_round_equal_those_of_gaussians_of_all_samples_so_far(head, settings):
     hyper = ghofl.Hyper(head=head, **settings)
     for last in range(1, len(PRESENT) + 1):
         server, clients = played(ghofl, hyper, rounds=PRESENT[:last])
@@ -80,11 +80,11 @@ def test_the_scores_after_each_round_are_those_of_gaussians_of_all_devices_so_fa
         client.model.eval()
         x = DATA["device-1"].x
         own, _ = counted_features(Shard(x, torch.zeros(len(x), dtype=torch.int64)), hyper)
-        alike(client.predict(x), scores_of(own, z, y, hyper), head)
+        check_scores(client.predict(x), scores_of(own, z, y, hyper), head)
 
 
 @every_head
-def test_splitting_samples_over_devices_in_another_way_changes_nothing(head):
+def test_the_head_does_not_depend_on_the_split_of_samples_over_devices(head):
     whole = Shard(*(torch.cat([getattr(part, name) for part in DATA.values()]) for name in ("x", "y")))
     split = {f"part-{i}": Shard(whole.x[i::3], whole.y[i::3]) for i in range(3)}
     hyper = ghofl.Hyper(head=head, least_samples=1)
@@ -97,7 +97,7 @@ def test_splitting_samples_over_devices_in_another_way_changes_nothing(head):
 
 
 @every_head
-def test_order_repeats_and_rounds_change_no_bit(head):
+def test_the_order_and_the_round_of_answers_and_repeated_answers_change_no_bit(head):
     hyper, names = ghofl.Hyper(head=head), tuple(DATA)
     once = played(ghofl, hyper, rounds=(names,))[0].payload()
     for rounds in ((names[::-1],), tuple((name,) for name in names[::-1]), (names, names[1:3], names)):
@@ -105,7 +105,7 @@ def test_order_repeats_and_rounds_change_no_bit(head):
 
 
 @every_head
-def test_a_class_that_nobody_holds_has_zeros_and_is_never_predicted(head):
+def test_a_class_that_no_device_holds_has_zeros_and_is_never_predicted(head):
     data = {name: Shard(part.x[part.y < 2], part.y[part.y < 2]) for name, part in DATA.items()}
     server, clients = played(ghofl, ghofl.Hyper(head=head), data, (tuple(data),))
     for value in server.payload().values():
@@ -116,7 +116,7 @@ def test_a_class_that_nobody_holds_has_zeros_and_is_never_predicted(head):
 
 
 @every_head
-def test_a_device_that_counts_less_counts_less_in_all_sums(head):
+def test_a_device_whose_examples_are_lowered_has_less_weight_in_all_sums(head):
     """The coordinator lowers the examples of a device that has far more than the others."""
     server, clients = halves(ghofl, ghofl.Hyper(head=head, least_samples=1))
     again, _ = halves(ghofl, ghofl.Hyper(head=head, least_samples=1))
@@ -152,7 +152,7 @@ def spoilt_scatter(sent, value):
         ("qda", lambda sent: {**sent, "means": sent["means"] * 1.05}, "scatter has a trace of "),
     ],
 )  # fmt: skip
-def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_goes_on(head, spoil, problem, caplog):
+def test_an_answer_that_no_samples_can_give_is_not_used_and_the_round_continues(head, spoil, problem, caplog):
     server, clients = halves(ghofl, ghofl.Hyper(head=head))
     demand_answer_is_left_out(server, clients, spoil)
     assert f"the answer of device-0 to round 1 is not used: {problem}" in caplog.text
@@ -179,13 +179,13 @@ def test_an_honest_answer_in_float32_is_used_even_with_fewer_samples_than_number
 @pytest.mark.parametrize(
     "head, up, down", [("nb", 10_260, 10_250), ("lda", 136_468, 5_130), ("qda", 1_318_420, 1_318_410)]
 )
-def test_its_numbers_are_those_of_the_closed_form(head, up, down):
+def test_the_cost_has_the_numbers_of_the_closed_form(head, up, down):
     plan = plan_of(head, 512)
     cost = plan.variant.cost(Sizes(plan.model(), held=10))
     assert sum(cost.up.values()) == up and sum(cost.last.values()) == down and not cost.down
 
 
-def test_qda_above_its_bytes_is_refused_before_the_run_with_a_way_out():
+def test_qda_with_more_bytes_than_most_bytes_is_refused_before_the_run():
     with pytest.raises(
         SettingsError, match="has 5,273,760 bytes, above method.most_bytes = 5,000,000; raise"
     ):
@@ -209,7 +209,7 @@ def test_only_lda_is_a_linear_rule():
         ({"most_bytes": 0}, "most_bytes is 0, it must be at least 1"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         ghofl.Hyper(**settings)
     assert str(error.value).startswith(problem)

@@ -39,7 +39,7 @@ def plan_of(method, shape, network):
 
 @pytest.mark.parametrize("method", of_each_shape(names()))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_method_goes_through_its_rounds_whatever_a_sample_is(kind, method):
+def test_each_method_completes_its_rounds_with_each_kind_of_sample(kind, method):
     shape, network = KINDS[kind]
     plan = plan_of(method, shape, network)
     parts = {f"device-{i}": samples(shape, i) for i in range(2)}
@@ -63,14 +63,14 @@ def test_a_method_goes_through_its_rounds_whatever_a_sample_is(kind, method):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_round_costs_is_told_for_every_kind_of_sample(kind):
+def test_the_cost_of_a_round_is_computed_for_each_kind_of_sample(kind):
     shape, network = KINDS[kind]
     plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=shape)
     cost = plan.load().cost(Sizes(plan.model(), CLASSES, 24, 2, CLASSES, CLASSES))
     assert cost.up["weights"] == sum(w.numel() for w in plan.model().parameters())
 
 
-def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
+def test_the_memory_for_public_samples_follows_from_the_shape_of_the_run():
     """A long series needs more memory than a small image: 64 samples of 2^20 numbers are 256 MB."""
     shape = (16, 1 << 16)
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=shape, public=PublicSet(samples=64))
@@ -104,7 +104,7 @@ def test_a_device_judges_the_memory_of_public_samples_by_the_shape_of_the_run():
         ),
     ],
 )
-def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(network, own, told):
+def test_a_device_with_samples_of_another_shape_refuses_the_plan_with_both_shapes(network, own, told):
     """It also holds if both shapes have equally many numbers, which a perceptron would not notice."""
     plan = Plan("fedavg", CLASSES, 1, network=Network(network), shape=(4, 16))
     part = TensorSamples(torch.zeros(3, *own), torch.arange(3))
@@ -112,7 +112,7 @@ def test_a_device_whose_samples_are_of_another_shape_refuses_the_plan_with_both(
         HalfBuilder(DeviceLimits(), part, "a", None, torch.device("cpu")).build(plan)
 
 
-def test_public_samples_of_a_run_of_series_are_drawn_rows_in_grey_and_agree_by_one_hash():
+def test_the_public_samples_of_a_run_with_series_have_the_shape_of_the_series():
     drawn = PublicSet(samples=9, batch=4)
     plan = Plan("fcclplus", CLASSES, 1, network=Network("cnn1d"), shape=(4, 16), public=drawn)
     half = plan.client_half(samples((4, 16), 0), "a")

@@ -49,22 +49,22 @@ def plain(devices):
     return averaged(PRESENT, train, data=devices)
 
 
-@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(devices):
+@pytest.mark.parametrize("devices", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
+def test_four_rounds_equal_those_of_a_plain_loop(devices):
     server, _ = played(moon, HYPER, devices)
     shared, _ = plain(devices)
     for key, value in shared.items():
         assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-8, atol=1e-10)
 
 
-def test_the_term_is_that_of_the_oracle():
+def test_the_contrastive_term_equals_the_oracle():
     given, expected = case("moon.con")
     z, near, far = (given[key] for key in ("z", "z_global", "z_prev"))
     rows = [moon.contrast(z[[i]], near[[i]], far[[i]], given["tau"]) for i in range(len(z))]
     check(expected, per_sample=torch.stack(rows), loss=moon.contrast(z, near, far, given["tau"]))
 
 
-def test_the_first_round_is_fedavgs_whatever_mu_is():
+def test_the_first_round_equals_fedavg_for_any_mu():
     server, clients = halves(moon, moon.Hyper(**LOCAL, mu=5.0))
     other, others = halves(fedavg, fedavg.Hyper(**LOCAL))
     play(server, clients, 1)
@@ -73,20 +73,20 @@ def test_the_first_round_is_fedavgs_whatever_mu_is():
         assert_close(server.payload()[key], value, rtol=1e-10, atol=1e-12)
 
 
-def test_where_both_models_are_one_the_term_is_log_2():
+def test_the_term_is_log_2_if_the_global_and_the_previous_model_are_equal():
     client = halves(moon, HYPER)[1]["device-0"]
     x, y = client.data.x, client.data.y
     assert_close(client.objective(x, y), F.cross_entropy(client.model(x), y) + HYPER.mu * math.log(2))
 
 
-def test_no_gradient_reaches_the_models_that_it_is_compared_with():
+def test_the_global_and_the_previous_model_get_no_gradient():
     client = halves(moon, HYPER)[1]["device-0"]
     client.objective(client.data.x, client.data.y).backward()
     assert all(p.grad is None for other in (client.world, client.previous) for p in other.parameters())
     assert not client.world.training and not client.previous.training
 
 
-def test_a_device_remembers_its_last_model_through_a_restart_and_rounds_without_it():
+def test_a_device_keeps_its_last_model_through_a_restart_and_rounds_without_it():
     server, clients = played(moon, HYPER)
     for number, name in ((2, "device-2"), (3, "device-1"), (4, "device-0")):
         client = clients[name]

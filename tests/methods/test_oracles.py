@@ -54,7 +54,7 @@ def classifier(given) -> nn.Linear:
     return head
 
 
-def test_separation_as_recommended():
+def test_the_recommended_separation_equals_the_oracle():
     given, expected = case("fedlsa.sep.recommended")
     raw = leaf(given["anchors_raw"])
     anchors = unit(raw)
@@ -70,7 +70,7 @@ def test_separation_as_recommended():
     )
 
 
-def test_separation_as_printed_on_unit_anchors():
+def test_the_printed_separation_of_unit_anchors_equals_the_oracle():
     given, expected = case("fedlsa.sep.paper_literal_unit")
     anchors, tau = unit(given["anchors_raw"]), given["tau"]
     loss = separation(anchors, tau, tau_inside=False)
@@ -79,7 +79,7 @@ def test_separation_as_printed_on_unit_anchors():
     check(expected, per_anchor=per_anchor, loss=loss, loss_minus_log_of_1_over_tau=shifted)
 
 
-def test_separation_as_printed_on_raw_anchors():
+def test_the_printed_separation_of_raw_anchors_equals_the_oracle():
     given, expected = case("fedlsa.sep.paper_literal_raw")
     reading = {"tau": given["tau"], "tau_inside": False}
     check(
@@ -89,7 +89,7 @@ def test_separation_as_printed_on_raw_anchors():
     )
 
 
-def test_compactness():
+def test_compactness_equals_the_oracle():
     given, expected = case("fedlsa.com")
     h, anchors = leaf(unit(given["projected"])), unit(given["anchors_raw"])
     loss = compactness(h, given["labels"], anchors, given["tau"])
@@ -97,20 +97,20 @@ def test_compactness():
     check(expected, h=h, per_sample=per_sample, loss=loss, grad_wrt_h=gradient(loss, h))
 
 
-def test_compactness_to_raw_anchors():
+def test_compactness_with_raw_anchors_equals_the_oracle():
     given, expected = case("fedlsa.com.raw_anchors")
     arguments = unit(given["projected"]), given["labels"], given["anchors_raw"], given["tau"]
     check(expected, per_sample=compactness(*arguments, reduction="none"), loss=compactness(*arguments))
 
 
-def test_anchor_cross_entropy():
+def test_anchor_cross_entropy_equals_the_oracle():
     given, expected = case("fedlsa.ace")
     anchors, head = unit(given["anchors_raw"]), classifier(given)
     per_anchor = anchor_cross_entropy(head, anchors, reduction="none")
     check(expected, logits=head(anchors), per_anchor=per_anchor, loss=anchor_cross_entropy(head, anchors))
 
 
-def test_fedlsa_totals():
+def test_the_total_losses_of_fedlsa_equal_the_oracle():
     given, expected = case("fedlsa.totals")
     anchors, h, head = unit(given["anchors_raw"]), unit(given["projected"]), classifier(given)
     entropy = F.cross_entropy(head(h), given["labels"])
@@ -122,14 +122,14 @@ def test_fedlsa_totals():
     )
 
 
-def test_fedavg_average():
+def test_the_average_of_fedavg_equals_the_oracle():
     given, expected = case("fedavg.average")
     shares = zip(given["weights"].tolist(), given["params"], strict=True)
     replies = [Reply(f"device-{i}", n, {"weights.w": w}) for i, (n, w) in enumerate(shares)]
     check(expected, average=weighted_mean(replies, ["weights.w"])["weights.w"])
 
 
-def test_fedprox_term():
+def test_the_term_of_fedprox_equals_the_oracle():
     given, expected = case("fedprox.term")
     model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
     model.load_state_dict({"weight": given["w"].reshape(1, 2)})
@@ -137,7 +137,7 @@ def test_fedprox_term():
     check(expected, term=term, grad_wrt_w=gradient(term, model.weight).flatten())
 
 
-def test_fedproto_regulariser():
+def test_the_regulariser_of_fedproto_equals_the_oracle():
     given, expected = case("fedproto.reg")
     known = torch.ones(3, dtype=torch.bool)
     check(expected, loss=prototype_mse(given["features"], given["labels"], given["global_prototypes"], known))
@@ -154,7 +154,7 @@ def named_in_tests(source: str) -> set[str]:
     return {word for word in found if isinstance(word, str)}
 
 
-def test_every_case_is_named_by_a_test():
+def test_a_test_names_each_case_of_the_oracles():
     """If a test does not name a case, the loss of that case would not be noticed."""
     modules = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py")]
     named = set().union(*map(named_in_tests, modules))

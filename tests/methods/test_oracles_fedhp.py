@@ -18,7 +18,7 @@ from protofleet.methods.parts.hyperspheres import (
 from tests.methods.test_oracles import case, check, gradient, leaf
 
 
-def test_distance_cross_entropy():
+def test_distance_cross_entropy_equals_the_oracle():
     given, expected = case("fedhp.ld")
     z, y, prototypes = given["embeddings"], given["labels"], leaf(given["prototypes"])
     loss = distance_cross_entropy(z, y, prototypes)
@@ -31,7 +31,7 @@ def test_distance_cross_entropy():
     )
 
 
-def test_uniformity():
+def test_uniformity_equals_the_oracle():
     given, expected = case("fedhp.lu")
     M = nearness(given["P"])
     check(
@@ -44,13 +44,13 @@ def test_uniformity():
     )
 
 
-def test_uniformity_of_rows_made_unit_first():
+def test_uniformity_of_normalised_rows_equals_the_oracle():
     given, expected = case("fedhp.lu.normalise_first")
     P = unit(given["P_raw"])
     check(expected, P=P, loss=uniformity(P))
 
 
-def test_cosine_distance():
+def test_cosine_distance_equals_the_oracle():
     given, expected = case("fedhp.lh")
     anchors, prototypes = given["anchors"], given["prototypes"]
     check(
@@ -61,7 +61,7 @@ def test_cosine_distance():
     )
 
 
-def test_fedhp_total():
+def test_the_total_loss_of_fedhp_equals_the_oracle():
     given, expected = case("fedhp.total")
     entropy = distance_cross_entropy(given["embeddings"], given["labels"], given["prototypes"])
     total, mean = (
@@ -70,7 +70,7 @@ def test_fedhp_total():
     check(expected, loss=entropy + given["lam"] * total, loss_with_mean_LH=entropy + given["lam"] * mean)
 
 
-def test_fedhp_aggregation():
+def test_the_aggregation_of_fedhp_equals_the_oracle():
     given, expected = case("fedhp.aggregate")
     pieces = list(zip(given["client_prototypes"], given["counts"], strict=True))
     previous = given["previous_global"]

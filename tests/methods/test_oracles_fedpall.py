@@ -19,7 +19,7 @@ from tests.methods.test_oracles import case, check, gradient, leaf
 KNOWN = torch.ones(3, dtype=torch.bool)
 
 
-def test_the_divergence_from_uniform_in_both_directions():
+def test_the_divergence_from_uniform_equals_the_oracle_in_both_directions():
     given, expected = case("fedpall.kl")
     logits = leaf(given["amplifier_logits"])
     paper, code = kl_with_uniform(logits), kl_with_uniform(logits, direction="reverse")
@@ -36,7 +36,7 @@ def test_the_divergence_from_uniform_in_both_directions():
     )
 
 
-def test_infonce_standard_and_as_printed():
+def test_the_standard_and_the_printed_infonce_equal_the_oracle():
     given, expected = case("fedpall.infonce")
     z = leaf(given["features"])
     arguments = z, given["labels"], given["global_prototypes"], KNOWN, given["tau"]
@@ -52,7 +52,7 @@ def test_infonce_standard_and_as_printed():
     )
 
 
-def test_infonce_as_the_authors_code_has_it():
+def test_infonce_of_the_code_of_the_authors_equals_the_oracle():
     given, expected = case("fedpall.infonce.code")
     arguments = given["features"], given["labels"], given["global_prototypes"], KNOWN, given["T"]
     check(
@@ -62,7 +62,7 @@ def test_infonce_as_the_authors_code_has_it():
     )
 
 
-def test_global_prototypes_with_and_without_normalised_local_ones():
+def test_global_prototypes_of_raw_and_of_normalised_rows_equal_the_oracle():
     given, expected = case("fedpall.global_prototypes")
 
     def merged(rows):
@@ -73,7 +73,7 @@ def test_global_prototypes_with_and_without_normalised_local_ones():
     check(expected, paper=merged(given["local"]), code=merged(unit(given["local"])))
 
 
-def test_mixed_and_masked_features():
+def test_mixed_and_masked_features_equal_the_oracle():
     given, expected = case("fedpall.mix_mask")
     known = torch.ones(2, dtype=torch.bool)
     arguments = given["features"], given["labels"], given["global_prototypes"], known
@@ -81,7 +81,7 @@ def test_mixed_and_masked_features():
     check(expected, mixed=r, masked=given["mask"] * r)
 
 
-def test_the_exact_mask_keeps_as_many_as_the_authors_code():
+def test_the_exact_mask_keeps_as_many_numbers_as_the_code_of_the_authors():
     given, expected = case("fedpall.mask_count")
     masks = [exact_mask(int(d), given["beta"], seeded("mask", d)) for d in given["d"]]
     assert all(set(mask.tolist()) == {0.0, 1.0} for mask in masks)

@@ -40,21 +40,21 @@ def test_weights_sum_to_one_in_each_class():
     check({"W": expected}, W=W)
 
 
-def test_cosines_and_their_roots():
+def test_cosines_and_their_roots_equal_the_oracle():
     z, _, s, _, _, i, expected = given("fedplcc.cosines")
     G, _ = flat(i["prototypes"])
     rows = {key: torch.stack([flat(row)[0] for row in expected[key]]) for key in ("cos", "s_alpha")}
     check(rows, cos=unit(z) @ unit(G).T, s_alpha=s)
 
 
-def test_contra():
+def test_the_weighted_contrast_equals_the_oracle():
     z, y, s, labels, W, i, expected = given("fedplcc.contra")
     losses = weighted_contrast(s, y, labels, W, i["tau"])
     loss = own_mean(losses)
     check(expected, per_sample=losses, loss=loss, grad_wrt_features_numeric=gradient(loss, z))
 
 
-def test_corr():
+def test_the_corrected_loss_equals_the_oracle():
     z, y, s, labels, W, i, expected = given("fedplcc.corr")
     losses = corrected(s, y, labels, W, i["phi"])
     loss = own_mean(losses)
@@ -66,7 +66,7 @@ def test_corr():
     check(expected, per_sample=losses, loss=loss, grad_wrt_features_numeric=gradient(loss, z))
 
 
-def test_both_together():
+def test_the_sum_of_both_losses_equals_the_oracle():
     _, y, s, labels, W, i, expected = given("fedplcc.total")
     contra = own_mean(weighted_contrast(s, y, labels, W, i["tau"]))
     corr = own_mean(corrected(s, y, labels, W, i["phi"]))
@@ -74,7 +74,7 @@ def test_both_together():
 
 
 @pytest.mark.parametrize("name", ["fedplcc.contra.w1", "fedplcc.corr.w1"])
-def test_without_weights(name):
+def test_both_losses_without_weights_equal_the_oracle(name):
     _, y, s, labels, W, i, expected = given(name)
     ones = torch.ones_like(W)
     losses = (
@@ -86,7 +86,7 @@ def test_without_weights(name):
 
 
 @pytest.mark.parametrize("name", ["fedplcc.corr.phi0.1", "fedplcc.corr.phi1"])
-def test_other_shares_of_prototypes(name):
+def test_the_corrected_loss_with_other_values_of_phi_equals_the_oracle(name):
     _, y, s, labels, W, i, expected = given(name)
     losses = corrected(s, y, labels, W, i["phi"])
     found = [int(top_k(i["phi"], (labels == c).sum())) for c in y]
@@ -94,12 +94,12 @@ def test_other_shares_of_prototypes(name):
     check(expected, per_sample=losses, loss=own_mean(losses))
 
 
-def test_k_is_not_raised_by_binary_fractions():
+def test_top_k_is_not_increased_by_rounding_errors():
     i, expected = raw("fedplcc.topk.k")
     assert [int(top_k(phi, torch.tensor(n))) for phi, n in i["pairs"]] == expected["k"]
 
 
-def test_negative_cosines():
+def test_negative_cosines_give_the_values_of_the_oracle():
     i, expected = raw("fedplcc.negative_cosine")
     z, y = torch.tensor([i["feature"]], dtype=FLOAT), torch.tensor([i["label"]])
     G, labels = flat(i["prototypes"])
@@ -116,7 +116,7 @@ def test_negative_cosines():
     check(expected, contra_clamped_at_1em6=contra, contra_clamped_at_0=at_zero, corr_clamped_at_0=corr)
 
 
-def test_finch_star():
+def test_finch_star_equals_the_oracle():
     i, expected = case("fedplcc.finch_star")
     plain, weights = finch_star(i["local_prototypes"], i["local_weights"])
     weighted, _ = finch_star(i["local_prototypes"], i["local_weights"], weighted_centroid=True)
@@ -131,7 +131,7 @@ def test_finch_star():
     "name",
     ["finch.one_level", "finch.two_levels", "finch.single", "finch.pair", "finch.triple", "finch.order"],
 )
-def test_finch(name):
+def test_finch_equals_the_oracle(name):
     i, expected = raw(name)
     rows = torch.tensor(i["X"], dtype=FLOAT)
     found = [level.tolist() for level in levels(rows.numpy())] if len(rows) > 1 else [[0]]

@@ -45,7 +45,7 @@ def double(value):
 
 
 @pytest.mark.parametrize("reading, rule", RULES.items())
-def test_margins(reading, rule):
+def test_margins_equal_the_oracle(reading, rule):
     given, expected = case("fedsa.margins")
     anchors, (local, _) = given["anchors"], rows_of(given["local_prototypes"])
     found = {
@@ -68,7 +68,7 @@ def test_margins(reading, rule):
         "fedsa.mcl.prototypes.code_mean_of_nearest",
     ],
 )
-def test_contrast_of_prototypes(name):
+def test_the_contrast_of_prototypes_equals_the_oracle(name):
     given, expected = case(name)
     rows, labels = rows_of(given["prototypes"])
     found = {
@@ -78,7 +78,7 @@ def test_contrast_of_prototypes(name):
     check(expected, **found)
 
 
-def test_contrast_of_samples():
+def test_the_contrast_of_samples_equals_the_oracle():
     given, expected = case("fedsa.mcl.samples")
     z = leaf(given["features"])
     arguments = z, given["labels"], given["anchors"], double(given["margin"])
@@ -91,7 +91,7 @@ def test_contrast_of_samples():
     )
 
 
-def test_regularisation():
+def test_the_regularisation_equals_the_oracle():
     given, expected = case("fedsa.reg")
     anchors, (rows, labels) = given["anchors"], rows_of(given["prototypes"])
     means, classes = batch_prototypes(given["features"], given["labels"], len(anchors))
@@ -115,7 +115,7 @@ def head_of(given):
 
 
 @pytest.mark.parametrize("bias, name", [(True, "with_bias"), (False, "without_bias")])
-def test_calibration(bias, name):
+def test_the_calibration_equals_the_oracle(bias, name):
     given, expected = case("fedsa.cc")
     head, anchors = head_of(given), given["anchors"]
     found = {
@@ -126,7 +126,7 @@ def test_calibration(bias, name):
 
 
 @pytest.mark.parametrize("reading, rule", READINGS.items())
-def test_aggregation(reading, rule):
+def test_the_aggregation_equals_the_oracle(reading, rule):
     given, expected = CASES["fedsa.aggregate"]["inputs"], CASES["fedsa.aggregate"]["expected"]
     pieces = []
     for client in given["clients"]:
@@ -140,7 +140,7 @@ def test_aggregation(reading, rule):
             assert_close(means[int(label)], double(row), rtol=1e-8, atol=1e-8)
 
 
-def test_moving_average():
+def test_the_moving_average_equals_the_oracle():
     given, expected = case("fedsa.ema")
     rows, labels = rows_of(given["global_protos"])
     means, counts = class_means(rows, labels, 3)
@@ -149,7 +149,7 @@ def test_moving_average():
     assert torch.equal(moved[2], given["anchors"][2])
 
 
-def test_fedsa_total():
+def test_the_total_loss_of_fedsa_equals_the_oracle():
     given, expected = case("fedsa.total_without_CE")
     anchors, (rows, labels) = given["anchors"], rows_of(given["prototypes"])
     contrast = margin_contrast(rows, labels, anchors, client_margin(anchors, rows, "pairs"))
@@ -178,12 +178,12 @@ def naive_margin(points, rule):
 
 @pytest.mark.parametrize("rule", ["pairs", "nearest", "paper"])
 @pytest.mark.parametrize("N", range(6))
-def test_margins_are_the_distances_between_points_in_each_reading(rule, N):
+def test_margins_are_means_of_distances_between_points_in_each_reading(rule, N):
     points = normal(N, 4)
     assert float(margin(points, rule)) == pytest.approx(naive_margin(points, rule))
 
 
-def test_the_margin_of_a_device_is_the_larger_of_the_two():
+def test_the_margin_of_a_device_is_the_larger_of_its_own_and_the_global_margin():
     near, far = normal(3, 4), 10 * normal(3, 4, seed=1)
     assert torch.equal(client_margin(near, far, "pairs"), margin(far, "pairs"))
     assert torch.equal(client_margin(far, near, "pairs"), margin(far, "pairs"))
@@ -205,7 +205,7 @@ def naive_prototypes(z, y):
     return torch.stack([z[y == c].mean(dim=0) for c in labels]), torch.tensor(labels)
 
 
-def test_the_contrast_is_equation_7_row_by_row():
+def test_the_contrast_is_equation_7_for_each_row():
     rows, labels, anchors = normal(5, 4), torch.tensor([2, 0, 0, 1, 2]), normal(3, 4, seed=1)
     expected = naive_contrast(rows, labels, anchors, 1.5)
     d = torch.tensor(1.5, dtype=torch.float64)
@@ -213,13 +213,13 @@ def test_the_contrast_is_equation_7_row_by_row():
     assert_close(margin_contrast(rows, labels, anchors, d), expected.mean())
 
 
-def test_a_larger_margin_asks_for_more():
+def test_a_larger_margin_gives_a_larger_contrast_loss():
     rows, labels, anchors = normal(5, 4), torch.tensor([2, 0, 0, 1, 2]), normal(3, 4, seed=1)
     losses = [float(margin_contrast(rows, labels, anchors, torch.tensor(d))) for d in (0.0, 1.0, 5.0)]
     assert losses == sorted(losses) and losses[0] < losses[2]
 
 
-def test_prototypes_of_a_batch_are_its_class_means_and_let_gradients_through():
+def test_prototypes_of_a_batch_are_its_class_means_and_have_gradients():
     z, y = normal(5, 4).requires_grad_(), torch.tensor([2, 0, 0, 2, 2])
     means, labels = batch_prototypes(z, y, 3)
     wanted, held = naive_prototypes(z, y)
@@ -257,9 +257,7 @@ def test_gradients_match_central_differences(loss):
     seed=st.integers(0, 99),
 )
 @hypothesis.settings(max_examples=40, deadline=None)
-def test_losses_and_gradients_are_finite_wherever_features_and_anchors_are(
-    loss, size, dtype, met, alike, seed
-):
+def test_losses_and_gradients_are_finite_for_all_features_and_anchors(loss, size, dtype, met, alike, seed):
     anchors = (size * normal(3, 4, seed=seed)).to(dtype)
     if alike:
         anchors[:] = anchors[0]
@@ -303,7 +301,7 @@ def test_aggregation_is_equation_3_in_each_of_its_readings(reading, counts, seed
         assert_close(means[c], expected / len(holders) if reading == "paper" else expected)
 
 
-def test_after_a_thousand_rounds_anchors_have_moved_a_tenth_of_the_way():
+def test_anchors_move_a_tenth_of_the_way_in_a_thousand_rounds():
     anchors, P, held = normal(2, 3), normal(2, 3, seed=1), torch.tensor([True, False])
     moved = anchors
     for _ in range(1000):

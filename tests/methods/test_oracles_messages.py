@@ -29,7 +29,7 @@ def of_fedavg(model):
     return cost.up["weights"]
 
 
-def test_fedhps_prototypes_and_the_networks_that_it_is_compared_with():
+def test_the_costs_of_fedhp_and_fedavg_equal_the_oracle():
     given, expected = oracle("comm.fedhp")
     mnist = (1, 28, 28)
     flat = {"mnist": built("cnn_mnist_conv", image=mnist), "cifar": built("cnn_fednh_conv")}
@@ -43,7 +43,7 @@ def test_fedhps_prototypes_and_the_networks_that_it_is_compared_with():
     assert of_fedavg(built("cnn_fednh")) == expected["fednh_repo_conv2cifar"]
 
 
-def test_fedpalls_classifier_amplifier_and_features(monkeypatch):
+def test_the_cost_of_fedpall_equals_the_oracle(monkeypatch):
     monkeypatch.setattr(mlp, "HIDDEN", 512)
     given, expected = oracle("comm.fedpall")
     backbone = built("resnet50").features
@@ -71,7 +71,7 @@ def test_fedpalls_classifier_amplifier_and_features(monkeypatch):
     assert features / whole == pytest.approx(expected["upload_ratio_12122"], abs=1e-12)
 
 
-def test_fedsas_anchors_and_the_network_that_it_is_compared_with():
+def test_the_costs_of_fedsa_and_fedavg_equal_the_oracle():
     given, expected = oracle("comm.fedsa")
     model = built("cnn4", classes=given["C"], feature_size=given["D"])
     cost = fedsa.METHOD.cost(Sizes(model, held=given["C"], first_round=True))

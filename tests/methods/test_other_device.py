@@ -51,7 +51,7 @@ def play_there(server, clients, number, place):
 
 @pytest.mark.slow
 @every_method
-def test_a_method_leaves_nothing_on_the_cpu_and_computes_the_same_bits(module):
+def test_each_method_computes_the_same_bits_on_another_device(module):
     server, clients = halves(module, norm=True)
     with other_device() as place:
         other, others = halves_there(module, server, clients, place)
@@ -83,7 +83,7 @@ def test_a_method_leaves_nothing_on_the_cpu_and_computes_the_same_bits(module):
     assert same(moved(other.state(), "cpu"), server.state())
 
 
-def test_an_operation_with_tensors_in_two_places_fails_but_for_single_numbers_and_indices():
+def test_an_operation_with_tensors_on_two_devices_fails():
     with other_device() as place:
         there, here = torch.arange(6.0).to(place), torch.ones(6)
         for mixed in (
@@ -104,7 +104,7 @@ def test_an_operation_with_tensors_in_two_places_fails_but_for_single_numbers_an
         assert float((there * here[0])[torch.tensor([1, 5])].sum()) == 2.0
 
 
-def test_what_is_changed_in_place_or_through_a_view_stays_the_same_tensor():
+def test_a_tensor_changed_in_place_or_through_a_view_is_the_same_tensor():
     with other_device() as place:
         table = torch.zeros(2, 3).to(place)
         row = table[1]
@@ -115,7 +115,7 @@ def test_what_is_changed_in_place_or_through_a_view_stays_the_same_tensor():
         assert torch.equal(table.grad.cpu(), torch.full((2, 3), 2.0))
 
 
-def test_what_is_made_there_has_its_values_however_it_is_made():
+def test_a_tensor_created_on_the_other_device_has_its_values():
     with other_device() as place:
         there = torch.zeros(1).to(place)
         made = (

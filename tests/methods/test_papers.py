@@ -160,15 +160,15 @@ def equal(a, b):
     return all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
-# All of them
+# All methods
 
 
-def test_every_method_that_there_is_is_among_them():
+def test_the_table_contains_all_methods():
     assert sorted(module.__name__.rpartition(".")[2] for module in HYPERS) == names()
 
 
 @one_of_each_shape
-def test_restored_halves_go_on_as_the_unbroken_ones_do(module):
+def test_restored_halves_continue_with_the_same_bits(module):
     server, clients = halves(module, norm=True)
     for number in (1, 2):
         play(server, clients, number)
@@ -183,7 +183,7 @@ def test_restored_halves_go_on_as_the_unbroken_ones_do(module):
 
 
 @one_of_each_shape
-def test_a_state_does_not_move_with_the_half(module):
+def test_a_state_is_a_copy_that_later_rounds_do_not_change(module):
     server, clients = halves(module, norm=True)
     play(server, clients, 1)
     states = [h.state() for h in (server, *clients.values())]
@@ -203,7 +203,7 @@ def test_a_device_without_samples_takes_part(module):
 
 
 @every_method
-def test_predictions_are_scores_of_every_class(module):
+def test_a_prediction_has_a_score_for_each_class(module):
     server, clients = halves(module, projector=False)
     play(server, clients, 1)
     for client in clients.values():
@@ -213,7 +213,7 @@ def test_predictions_are_scores_of_every_class(module):
 
 
 @one_of_each_shape
-def test_what_comes_from_the_server_is_a_constant(module):
+def test_received_arrays_get_no_gradient(module):
     """It also holds where a device could differentiate through it: its loss changes no received value."""
     server, clients = halves(module, norm=True)
     play(server, clients, 1)
@@ -241,7 +241,7 @@ def leaf(value):
 
 @one_of_each_shape
 @pytest.mark.parametrize("projector", [True, False], ids=["projector", "bare"])
-def test_a_frozen_backbone_stays_as_it_is_and_never_crosses(module, projector):
+def test_a_frozen_backbone_does_not_change_and_is_never_sent(module, projector):
     network = {"frozen": True, "norm": True, "projector": projector}
     server, clients = halves(module, **network)
     first = tiny(norm=True, projector=projector).state_dict()
@@ -270,7 +270,7 @@ def test_a_frozen_backbone_stays_as_it_is_and_never_crosses(module, projector):
 # SingleSet
 
 
-def test_singleset_sends_nothing_and_devices_learn_alone():
+def test_devices_of_singleset_send_no_arrays_and_learn_alone():
     server, clients = halves(singleset)
     for number in (1, 2):
         assert [dict(p) for p in play(server, clients, number)[0].values()] == [{}, {}, {}]
@@ -287,7 +287,7 @@ def test_singleset_sends_nothing_and_devices_learn_alone():
 # FedAvg
 
 
-def test_fedavg_is_the_mean_of_the_models_weighted_by_examples():
+def test_the_model_of_fedavg_is_the_mean_of_the_models_weighted_by_examples():
     server, clients = halves(fedavg, norm=True)
     up = play(server, clients, 1)[0]
     n = {name: len(c.data.y) for name, c in clients.items()}
@@ -298,14 +298,14 @@ def test_fedavg_is_the_mean_of_the_models_weighted_by_examples():
     assert floats(up["device-0"]) == floats(server.payload()) == {"weights": 40 + 54 + 21 + 33}
 
 
-def test_fedavg_with_one_device_is_its_local_training():
+def test_the_model_of_fedavg_with_one_device_is_that_of_the_device():
     server, clients = server_of(fedavg.METHOD, HYPERS[fedavg]), clients_of(fedavg.METHOD, HYPERS[fedavg])
     only = {"device-0": clients["device-0"]}
     up = play(server, only, 1)[0]
     assert same(up["device-0"], server.payload())
 
 
-def test_every_round_starts_from_the_global_model():
+def test_each_round_starts_from_the_global_model():
     server, clients = halves(fedavg)
     play(server, clients, 1)
     fresh = clients_of(fedavg.METHOD, HYPERS[fedavg])["device-1"]
@@ -329,7 +329,7 @@ def test_fedprox_adds_half_mu_times_the_squared_distance():
     assert_close(client.objective(x, y), expected)
 
 
-def test_fedprox_without_mu_is_fedavg_and_with_more_stays_closer():
+def test_fedprox_with_mu_0_equals_fedavg_and_a_larger_mu_keeps_models_closer():
     def distance(mu):
         server, clients = halves(fedprox, fedprox.Hyper(**LOCAL, mu=mu))
         up = play(server, clients, 1)[0]
@@ -346,7 +346,7 @@ def test_fedprox_without_mu_is_fedavg_and_with_more_stays_closer():
     "mu, problem",
     [(-0.1, "mu is -0.1, it must be at least 0"), (math.inf, "mu is inf, it must be at least 0")],
 )
-def test_impossible_settings_name_value_and_limit(mu, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(mu, problem):
     with pytest.raises(ValueError) as error:
         fedprox.Hyper(mu=mu)
     assert str(error.value).startswith(problem)
@@ -355,11 +355,11 @@ def test_impossible_settings_name_value_and_limit(mu, problem):
 @pytest.mark.parametrize(
     "module", [module for module, hyper in HYPERS.items() if isinstance(hyper, LocalHyper)]
 )
-def test_the_settings_of_every_method_that_trains_are_checked_as_local_training_is(module):
+def test_a_learning_rate_of_0_is_refused_for_each_method_that_trains(module):
     with pytest.raises(ValueError, match="lr is 0.0, it must be above 0"):
         replace(HYPERS[module], lr=0.0)
 
 
-def test_shards_are_what_these_tests_take_them_for():
+def test_the_shards_have_the_classes_that_these_tests_need():
     assert [sorted(set(s.y.tolist())) for s in SHARDS.values()] == [[0, 1, 2], [0, 1], [0, 2]]
     assert shard(0).y.tolist() == [0, 1, 2] * 8

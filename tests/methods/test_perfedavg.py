@@ -59,16 +59,16 @@ def take_in(model, samples):
         norm.train(samples > 1)
 
 
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["three classes", "a class that no device holds"])
 @pytest.mark.parametrize("hyper", [HYPER, ODD], ids=["a batch of one", "a batch of seven"])
-def test_four_rounds_are_those_of_a_plain_loop(hyper, data):
+def test_four_rounds_equal_those_of_a_plain_loop(hyper, data):
     server, _ = played(perfedavg, hyper, data)
     shared, _ = plain(hyper, data)
     for key, value in shared.items():
         assert_close(server.payload()[f"weights.{key}"], value, rtol=1e-9, atol=1e-11)
 
 
-def test_a_step_is_that_of_the_oracle():
+def test_a_step_equals_the_oracle():
     given, expected = case("perfedavg.step")
     w = nn.Parameter(torch.tensor(given["w"], dtype=torch.float64))
     outer = perfedavg.FromWhereItStood([w], given["beta"])
@@ -81,7 +81,7 @@ def test_a_step_is_that_of_the_oracle():
     assert (given["f1"], given["f2"]) == ("(w-1)^2", "(w+2)^2")
 
 
-def test_a_sample_that_is_alone_is_both_halves():
+def test_a_batch_of_one_sample_uses_it_for_both_halves():
     hyper = replace(HYPER, epochs=1)
     one = Shard(DATA["device-0"].x[:1], DATA["device-0"].y[:1])
     client = perfedavg.METHOD.Client(network(), one, hyper, 7, "device-0")
@@ -99,14 +99,14 @@ def test_a_sample_that_is_alone_is_both_halves():
         assert_close(found.detach(), start - hyper.beta * slope)
 
 
-def test_beta_is_the_learning_rate_unless_it_is_told():
+def test_beta_is_the_learning_rate_by_default():
     server, clients = halves(perfedavg, replace(HYPER, beta=None))
     other, others = halves(perfedavg, replace(HYPER, beta=HYPER.lr))
     a, b = (next(iter(c.values())).run(next(s.round())) for s, c in ((server, clients), (other, others)))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_device_adapts_by_one_step_of_lr_on_one_batch_before_it_is_measured():
+def test_a_device_adapts_by_one_step_on_one_batch_before_the_evaluation():
     server, clients = played(perfedavg, HYPER)
     client, number = clients["device-0"], len(PRESENT) + 1
     client.begin(number)
@@ -125,7 +125,7 @@ def test_a_device_adapts_by_one_step_of_lr_on_one_batch_before_it_is_measured():
         assert_close(found, seen, rtol=1e-10, atol=1e-12)
 
 
-def test_a_device_without_samples_has_nothing_to_adapt_to():
+def test_a_device_without_samples_does_not_adapt():
     data = DATA["device-2"]
     nobody = perfedavg.METHOD.Client(network(), Shard(data.x[:0], data.y[:0]), HYPER, 7, "nobody")
     nobody.after_last_round()
@@ -134,7 +134,7 @@ def test_a_device_without_samples_has_nothing_to_adapt_to():
     )
 
 
-def test_it_is_measured_with_its_step_and_without():
+def test_a_device_is_evaluated_with_and_without_the_adaptation():
     server, clients = played(perfedavg, HYPER)
     client = clients["device-2"]
     assert client.other_rules() == {}  # While the device learns, it has no other rules.
@@ -149,7 +149,7 @@ def test_it_is_measured_with_its_step_and_without():
         assert torch.equal(client.predict(x), client.model(x)) and not torch.equal(client.predict(x), without)
 
 
-def test_a_batch_of_which_two_are_too_many_is_refused_where_it_is_read():
+def test_a_batch_whose_double_is_above_the_limit_is_refused():
     problem = "batch is 500_000_001, it must be at least 1 and at most 500_000_000"
     with pytest.raises(ValueError, match=problem):
         perfedavg.Hyper(batch=500_000_001)

@@ -117,9 +117,9 @@ def mean_of(found):
     }
 
 
-@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "one that nobody holds"])
+@pytest.mark.parametrize("data", [DATA, TWO_CLASSES], ids=["three classes", "a class that no device holds"])
 @pytest.mark.parametrize("changes", [{}, {"write_head": True}, {"rectify_rounds": 0}], ids=str)
-def test_four_rounds_are_those_of_a_plain_loop(changes, data):
+def test_four_rounds_equal_those_of_a_plain_loop(changes, data):
     hyper = replace(HYPER, **changes)
     server, _ = played(hyper, data)
     world, rectified = plain(hyper, data)
@@ -132,7 +132,7 @@ def test_four_rounds_are_those_of_a_plain_loop(changes, data):
         assert_close(payload[key], value, rtol=1e-8, atol=1e-10)
 
 
-def test_the_contrast_is_what_the_vectors_say():
+def test_the_contrast_equals_the_oracle():
     given, expected = case("rucr.feature_loss")
     y, every = given["labels"], torch.ones(3, dtype=torch.bool)
     one_by_one = [
@@ -148,12 +148,12 @@ def test_the_contrast_is_what_the_vectors_say():
     check(expected, per_sample=torch.stack(one_by_one), loss=loss)
 
 
-def test_a_virtual_feature_is_what_the_vectors_say():
+def test_a_virtual_feature_equals_the_oracle():
     given, expected = case("rucr.mix")
     check(expected, mixed=rucr.mixed(given["lam"], given["mean_c"], given["feature"]))
 
 
-def test_a_class_that_a_device_lacks_stays_in_the_sum_with_0_and_one_that_has_no_prototype_too():
+def test_a_class_that_the_device_lacks_counts_in_the_sum_with_the_score_0():
     z, P = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double()
     y, shares = torch.tensor([0]), torch.tensor([0.5, 0.5, 0.0]).double()
     known = torch.tensor([True, True, False])
@@ -163,7 +163,7 @@ def test_a_class_that_a_device_lacks_stays_in_the_sum_with_0_and_one_that_has_no
         assert float(found) == pytest.approx(expected)
 
 
-def test_samples_whose_class_has_no_prototype_are_no_part_of_the_mean():
+def test_samples_of_a_class_without_a_prototype_are_not_part_of_the_mean():
     z, P = torch.randn(4, 6).double().requires_grad_(), torch.randn(3, 6).double()
     y, every = torch.tensor([0, 2, 0, 2]), torch.ones(3, dtype=torch.bool)
     known, shares = torch.tensor([True, True, False]), torch.tensor([0.4, 0.6, 0.0]).double()
@@ -173,7 +173,7 @@ def test_samples_whose_class_has_no_prototype_are_no_part_of_the_mean():
     assert none.item() == 0 and not torch.autograd.grad(none, z)[0].any()
 
 
-def test_what_stands_where_there_is_no_prototype_is_never_read():
+def test_the_row_of_a_class_without_a_prototype_is_never_read():
     z, P = torch.randn(4, 6).double(), torch.randn(3, 6).double()
     y, every = torch.tensor([0, 2, 0, 2]), torch.ones(3, dtype=torch.bool)
     known, shares = torch.tensor([True, True, False]), torch.tensor([0.4, 0.6, 0.0]).double()
@@ -182,7 +182,7 @@ def test_what_stands_where_there_is_no_prototype_is_never_read():
     assert torch.equal(rucr.balanced_contrast(z, y, P, known, shares, every, 0.9), wanted)
 
 
-def test_heads_are_retrained_in_the_last_rounds_of_the_run_alone():
+def test_heads_are_retrained_only_in_the_last_rounds_of_the_run():
     assert Plan("rucr", 3, 5).server_half().rounds == 5
     server, clients = halves(rucr, HYPER)
     server.rounds = 5
@@ -195,7 +195,7 @@ def test_heads_are_retrained_in_the_last_rounds_of_the_run_alone():
     )
 
 
-def test_the_retrained_head_serves_to_predict_and_not_to_learn_from():
+def test_the_retrained_head_is_used_to_predict_and_not_to_train():
     server, clients = played(HYPER)
     server.begin(5, [member(name, client) for name, client in clients.items()])
     assert not any(name.startswith("rectified") for name in next(server.round()).payload)
@@ -212,7 +212,7 @@ def test_the_retrained_head_serves_to_predict_and_not_to_learn_from():
     assert torch.equal(client.predict(x), client.model(x))
 
 
-def test_virtual_features_are_of_every_class_that_anybody_has_held():
+def test_virtual_features_are_made_for_each_known_class():
     z = torch.arange(12.0).reshape(4, 3)
     hyper = replace(HYPER, virtual=3, lam_low=0.4, lam_high=0.4)
     directions, classes = torch.eye(3)[:2], torch.tensor([0, 2])
@@ -222,12 +222,12 @@ def test_virtual_features_are_of_every_class_that_anybody_has_held():
     own = {tuple(row) for row in F.normalize(z, dim=1).round(decimals=4).tolist()}
     for start in (0, 3):
         drawn = {tuple(row) for row in unmixed[start : start + 3].round(decimals=4).tolist()}
-        assert drawn <= own and len(drawn) == 3, "each once, as there are enough"
+        assert drawn <= own and len(drawn) == 3, "each feature is drawn once, because there are enough"
     nobody = rucr.VirtualFeatures(z[:0], directions, classes, hyper, torch.Generator())
     assert len(nobody.y) == len(nobody.x) == 0
 
 
-def test_shares_have_two_decimals_and_lie_between_the_bounds():
+def test_mixing_shares_have_two_decimals_and_are_between_the_bounds():
     z = torch.ones(2, 1).double()
     found = rucr.VirtualFeatures(
         z, torch.zeros(1, 1).double(), torch.tensor([0]), replace(HYPER, virtual=500), torch.Generator()
@@ -237,7 +237,7 @@ def test_shares_have_two_decimals_and_lie_between_the_bounds():
     assert 0.35 - 1e-9 <= lam.min() < 0.37 and 0.93 < lam.max() <= 0.95 + 1e-9
 
 
-def test_a_device_that_reboots_between_the_exchanges_answers_as_it_would_have():
+def test_a_device_that_reboots_between_the_phases_sends_the_same_answer():
     server, clients = halves(rucr, HYPER)
     server.rounds = 1
     server.begin(1, [member(name, client) for name, client in clients.items()])
@@ -253,7 +253,7 @@ def test_a_device_that_reboots_between_the_exchanges_answers_as_it_would_have():
     assert same(answer(again, second, 1), answer(clients["device-1"], second, 1))
 
 
-def test_a_server_that_starts_again_goes_on_with_its_heads_and_what_it_knows_of_devices():
+def test_a_restored_server_continues_with_the_same_bits():
     server, clients = halves(rucr, HYPER)
     server.rounds = ROUNDS
     for number, present in enumerate((("device-2", "device-3"), ("device-1",), ("device-0",)), 1):
@@ -271,7 +271,7 @@ def test_a_server_that_starts_again_goes_on_with_its_heads_and_what_it_knows_of_
     assert same(again.state(), early.state())
 
 
-def test_the_order_of_arrival_changes_no_bit():
+def test_the_order_of_answers_changes_no_bit():
     states = []
     first, second = play(*halves(rucr, HYPER), 1)
     for order in itertools.permutations(DATA):
@@ -286,7 +286,7 @@ def test_the_order_of_arrival_changes_no_bit():
     assert all(same(states[0], other) for other in states)
 
 
-def test_what_no_feature_can_be_is_refused():
+def test_a_far_too_large_prototype_is_refused():
     server, clients = halves(rucr, HYPER)
     server.begin(1, [])
     ask = next(server.round())
@@ -305,7 +305,7 @@ def test_what_no_feature_can_be_is_refused():
         ({"rectify_rounds": -1}, "rectify_rounds is -1, it must be at least 0"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(settings, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(settings, problem):
     with pytest.raises(ValueError) as error:
         rucr.Hyper(**settings)
     assert str(error.value).startswith(problem)

@@ -75,7 +75,7 @@ def plain(hyper, rounds=PRESENT):
 
 
 @with_all_settings
-def test_four_rounds_are_those_of_a_plain_loop(hyper):
+def test_four_rounds_equal_those_of_a_plain_loop(hyper):
     server, clients = played(scaffold, hyper)
     world, c, own = plain(hyper)
     for key, value in world.state_dict().items():
@@ -99,7 +99,7 @@ def check_mean(server, clients):
 
 
 @with_all_settings
-def test_c_is_the_mean_of_all_control_variates_after_each_round_though_answers_are_not_used(hyper):
+def test_c_is_the_mean_of_all_control_variates_even_if_answers_are_not_used(hyper):
     """In each round, the answer of one device is late."""
     server, clients = halves(scaffold, hyper)
     for _ in rounds_with_a_late_answer(server, clients, (*PRESENT, *PRESENT)):
@@ -114,7 +114,7 @@ def begun(server, clients, number):
     return ask, {name: answer(client, ask, number) for name, client in clients.items()}
 
 
-def test_where_a_round_is_repeated_without_an_answer_c_is_the_mean_again():
+def test_c_is_the_mean_after_a_round_is_repeated_without_one_answer():
     server, clients = halves(scaffold, HYPER)
     play(server, clients, 1)
     before = snapshot(server.state())
@@ -132,7 +132,7 @@ def test_where_a_round_is_repeated_without_an_answer_c_is_the_mean_again():
 
 
 @pytest.mark.parametrize("lr", [0.001, 0.2])
-def test_the_first_round_is_fedavgs_with_uniform_weights_whatever_lr_is(lr):
+def test_the_first_round_equals_fedavg_with_uniform_weights_for_any_learning_rate(lr):
     hyper = replace(HYPER, lr=lr)
     server, clients = halves(scaffold, hyper)
     other, others = halves(fedavg, fedavg.Hyper(**{**LOCAL, "lr": lr}, momentum=0.0))
@@ -146,8 +146,8 @@ def test_the_first_round_is_fedavgs_with_uniform_weights_whatever_lr_is(lr):
     assert same(server.payload(), other.payload())
 
 
-def test_a_control_variate_is_the_mean_gradient_of_the_devices_last_round():
-    """So it does not depend on the control variate before."""
+def test_a_control_variate_is_the_mean_gradient_of_the_last_round_of_the_device():
+    """Therefore, a control variate does not depend on the previous control variate."""
     server, clients = halves(scaffold, HYPER)
     for number in (1, 2):
         play(server, clients, number)
@@ -167,7 +167,7 @@ def test_a_control_variate_is_the_mean_gradient_of_the_devices_last_round():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 50])
-def test_effective_steps_are_those_of_a_constant_gradient(steps, momentum):
+def test_effective_steps_is_the_distance_that_a_constant_gradient_of_1_moves(steps, momentum):
     velocity = moved = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1
@@ -175,7 +175,7 @@ def test_effective_steps_are_those_of_a_constant_gradient(steps, momentum):
     assert effective_steps(steps, momentum) == pytest.approx(moved, rel=1e-9)
 
 
-def test_the_formulas_have_the_values_of_a_plain_computation():
+def test_the_formulas_equal_a_plain_computation():
     assert [steps_of(2, 8, n) for n in (0, 1, 8, 9, 17)] == [0, 2, 2, 4, 6]
     start, end = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([0.75, 2.5, -3.0])
     expected = [(a - b) / (0.1 * 4.5) for a, b in zip(start.tolist(), end.tolist(), strict=True)]
@@ -211,14 +211,14 @@ def after(steps):
     return snapshot(server.state())
 
 
-def test_a_device_cannot_claim_more_steps_than_its_own_examples_allow():
+def test_the_steps_of_a_device_are_capped_by_its_number_of_examples():
     """The bound of the task is that of the largest device, which device-2 is not."""
     own = HYPER.steps(len(DATA["device-2"].y))
     assert own < HYPER.steps(len(DATA["device-0"].y)) and same(after(1.5 * own), after(own))
     assert not same(after(0.5 * own), after(own))
 
 
-def test_less_than_one_step_is_no_step_so_nobody_can_make_a_change_large():
+def test_a_control_variate_does_not_change_for_less_than_one_step():
     x, y, c = torch.zeros(2), torch.ones(2), torch.full((2,), 0.5)
     assert scaffold.control_change(x, y, c, 0.1, 2.0).tolist() == [-5.5, -5.5]
     assert scaffold.control_change(x, y, c, 0.1, 0.999).tolist() == [0.0, 0.0]

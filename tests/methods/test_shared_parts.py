@@ -61,8 +61,8 @@ def plain(module, shards):
 
 
 @every_method
-@pytest.mark.parametrize("shards", [DATA, WITHOUT_2], ids=["three classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(module, shards):
+@pytest.mark.parametrize("shards", [DATA, WITHOUT_2], ids=["three classes", "a class that no device holds"])
+def test_four_rounds_equal_those_of_a_plain_loop(module, shards):
     server, clients = played(module, HYPERS[module], shards)
     shared, models = plain(module, shards)
     found = {key.removeprefix("weights."): value for key, value in server.payload().items()}
@@ -75,7 +75,7 @@ def test_four_rounds_are_those_of_a_plain_loop(module, shards):
 
 
 @every_method
-def test_what_is_private_never_travels_and_outlasts_a_restart(module):
+def test_the_private_part_of_a_model_is_never_sent_and_survives_a_restart(module):
     server, clients = played(module, HYPERS[module])
     keys, travels = set(network().state_dict()), TRAVELS[module]
     for half in (server, *clients.values()):
@@ -93,7 +93,7 @@ def test_what_is_private_never_travels_and_outlasts_a_restart(module):
 
 
 @every_method
-def test_nothing_of_a_device_is_lost_to_one_that_has_no_samples(module):
+def test_a_device_without_samples_takes_part(module):
     server, clients = halves(module, HYPERS[module])
     clients["nobody"] = module.METHOD.Client(
         network(), Shard(DATA["device-0"].x[:0], DATA["device-0"].y[:0]), HYPERS[module], 7, "nobody"
@@ -105,22 +105,24 @@ def test_nothing_of_a_device_is_lost_to_one_that_has_no_samples(module):
 # FedBN
 
 
-def test_the_norms_of_a_resnet_are_found_by_type():
+def test_the_batch_norms_of_a_resnet_are_found_by_their_type():
     model = Plan("fedbn", 3, 3, 7, 16, Network("resnet10"), {}).model()
     norms = {name for name, part in model.named_modules() if isinstance(part, nn.BatchNorm2d)}
-    assert any("downsample" in name or "shortcut" in name for name in norms), "else this test shows nothing"
+    assert any("downsample" in name or "shortcut" in name for name in norms), (
+        "otherwise this test shows nothing"
+    )
     kept = {key.rpartition(".")[0] for key in keys_of_norms(model)}
     assert kept == norms
     server = fedbn.Server(model, LocalHyper(), 7)
     assert not {key.rpartition(".")[0] for key in server.shared_keys()} & norms
 
 
-def test_layers_that_keep_no_statistics_are_averaged():
+def test_only_batch_norms_are_excluded_from_averaging():
     model = nn.Sequential(nn.Linear(2, 4), nn.GroupNorm(2, 4), nn.LayerNorm(4), nn.BatchNorm1d(4))
     assert {key.partition(".")[0] for key in keys_of_norms(model)} == {"3"}
 
 
-def test_without_batch_norms_fedbn_is_fedavg():
+def test_fedbn_without_batch_norms_equals_fedavg():
     server, clients = (
         server_of(fedbn.METHOD, HYPERS[fedbn]),
         {name: fedbn.METHOD.Client(tiny(), part, HYPERS[fedbn], 7, name) for name, part in SHARDS.items()},
@@ -141,7 +143,7 @@ def test_without_batch_norms_fedbn_is_fedavg():
 # FedPer
 
 
-def test_fedper_with_one_device_is_singleset():
+def test_fedper_with_one_device_equals_singleset():
     server, clients = halves(fedper, HYPERS[fedper])
     _, alone = halves(singleset, HYPERS[fedper])
     for number in (1, 2, 3):
@@ -151,7 +153,7 @@ def test_fedper_with_one_device_is_singleset():
     assert same(clients["device-0"].model.state_dict(), alone["device-0"].model.state_dict())
 
 
-def test_fedper_trains_base_and_head_with_every_batch():
+def test_fedper_trains_base_and_head_with_each_batch():
     client = halves(fedper, replace(HYPERS[fedper], epochs=1, batch=100))[1]["device-0"]
     before = snapshot(client.model.state_dict())
     client.begin(1)
@@ -159,7 +161,7 @@ def test_fedper_trains_base_and_head_with_every_batch():
     assert not [key for key, value in client.model.state_dict().items() if torch.equal(value, before[key])]
 
 
-def test_a_server_of_fedper_refuses_a_head_and_values_that_no_base_has():
+def test_the_server_of_fedper_refuses_a_head_and_impossible_values():
     server, clients = halves(fedper, HYPERS[fedper])
     server.begin(1, [])
     ask, client = next(server.round()), clients["device-0"]
@@ -177,7 +179,7 @@ def test_a_server_of_fedper_refuses_a_head_and_values_that_no_base_has():
 # LG-FedAvg
 
 
-def test_only_the_head_crosses_and_the_networks_below_may_differ():
+def test_devices_of_lgfedavg_with_different_networks_send_only_the_head():
     assert lgfedavg.METHOD.mixed_networks
     server = server_of(lgfedavg.METHOD, HYPERS[lgfedavg])
     clients = {
@@ -193,7 +195,7 @@ def test_only_the_head_crosses_and_the_networks_below_may_differ():
 # FedRep
 
 
-def test_each_part_is_trained_while_the_other_is_fixed():
+def test_fedrep_trains_the_head_first_and_each_part_while_the_other_is_fixed():
     server, clients = halves(fedrep, replace(HYPERS[fedrep], base_epochs=1, clip=0.5))
     client = clients["device-0"]
     client.begin(1)
@@ -215,7 +217,7 @@ def test_each_part_is_trained_while_the_other_is_fixed():
     assert all(not torch.equal(before[key], value) for key, value in client.model.state_dict().items())
 
 
-def test_over_a_frozen_backbone_that_is_all_of_the_base_the_head_alone_learns():
+def test_fedrep_trains_only_the_head_if_the_whole_base_is_frozen():
     hyper = fedrep.Hyper(**LOCAL)
     model = tiny(projector=False, norm=True, frozen=True)
     client = fedrep.METHOD.Client(model, SHARDS["device-0"], hyper, 7, "device-0")
@@ -225,10 +227,10 @@ def test_over_a_frozen_backbone_that_is_all_of_the_base_the_head_alone_learns():
     client.begin(1)
     client.learn("train")
     moved = {key for key, value in client.model.state_dict().items() if not torch.equal(value, before[key])}
-    assert moved == {"head.weight", "head.bias"} and len(seen) == 3 * 2, "no pass for the base"
+    assert moved == {"head.weight", "head.bias"} and len(seen) == 3 * 2, "the base needs no pass"
 
 
-def test_the_head_has_as_many_epochs_as_all_else_would_unless_it_is_told():
+def test_head_epochs_is_the_number_of_epochs_by_default():
     server, clients = halves(fedrep, fedrep.Hyper(**LOCAL))
     client, batches = clients["device-0"], []
     client.receive(snapshot(server.payload()))

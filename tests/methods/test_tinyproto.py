@@ -72,8 +72,8 @@ def plain(hyper, data=DATA, rounds=PRESENT):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "one that nobody holds"])
-def test_four_rounds_are_those_of_a_plain_loop(data, variant):
+@pytest.mark.parametrize("data", [DATA, WITHOUT_2], ids=["all classes", "a class that no device holds"])
+def test_four_rounds_equal_those_of_a_plain_loop(data, variant):
     hyper = replace(HYPER, **variant)
     server, clients = played(tinyproto, hyper, data)
     table, models = plain(hyper, data)
@@ -85,14 +85,14 @@ def test_four_rounds_are_those_of_a_plain_loop(data, variant):
     check_models(clients, models)
 
 
-def test_with_lam_0_the_models_are_those_of_devices_that_learn_alone():
+def test_the_models_with_lam_0_equal_those_of_singleset():
     _, clients = played(tinyproto, replace(HYPER, lam=0.0))
     _, others = played(singleset, LocalHyper(**LOCAL))
     for name in DATA:
         assert_close(clients[name].model.state_dict(), others[name].model.state_dict(), rtol=0, atol=1e-15)
 
 
-def test_only_the_own_dimensions_of_a_class_cross_and_no_mask_does():
+def test_a_device_sends_only_the_dimensions_that_a_class_owns_and_no_mask():
     server, clients = halves(tinyproto, HYPER)
     sent = play(server, clients, 1)[0]
     assert floats(sent["device-1"]) == {"prototypes": 2 * 2, "labels": 2}
@@ -103,14 +103,14 @@ def test_only_the_own_dimensions_of_a_class_cross_and_no_mask_does():
     assert tinyproto.METHOD.needs_counts, "the coordinator learns the label distribution"
 
 
-def test_the_row_of_a_class_of_average_size_is_its_mean_and_a_larger_class_has_a_longer_row():
+def test_the_row_of_a_class_is_scaled_by_its_size_relative_to_the_average():
     means, counts = normal(3, 2), torch.tensor([10, 5, 15])
     found = tinyproto.scaled(means, counts)
     assert_close(found, means * torch.tensor([[1.0], [0.5], [1.5]]).double())
     assert_close(tinyproto.scaled(means, counts, 0.1), means * counts.unsqueeze(1) * 0.1)
 
 
-def test_a_class_without_senders_keeps_its_row_and_one_that_nobody_holds_is_never_predicted():
+def test_a_class_without_senders_keeps_its_row_and_an_unknown_class_is_not_predicted():
     server, clients = halves(tinyproto, HYPER, WITHOUT_2)
     play(server, clients, 1)
     before = server.prototypes.clone()
@@ -161,7 +161,7 @@ HONEST = ("good", [[4.0, 8.0], [2.0, -2.0]], [0, 1])
         ([[1.0, 1.0]], [2]),  # The device has stated no sample of class 2.
     ],
 )
-def test_a_row_that_is_too_long_or_of_a_class_that_the_device_lacks_changes_nothing(rows, labels, aps):
+def test_a_too_long_row_and_a_row_of_a_class_that_the_device_lacks_are_not_used(rows, labels, aps):
     hyper = replace(HYPER, largest_feature=10.0, aps=aps)
     found = after(hyper, HONEST, ("hostile", rows, labels))
     if not aps and len(rows) == 2:
@@ -172,7 +172,7 @@ def test_a_row_that_is_too_long_or_of_a_class_that_the_device_lacks_changes_noth
 
 
 @pytest.mark.parametrize("aps, most", [(True, 50.0), (False, 10.0)])
-def test_a_number_beyond_the_bound_of_the_largest_class_is_refused(aps, most):
+def test_a_number_above_the_bound_of_the_largest_class_is_refused(aps, most):
     server = tinyproto.METHOD.Server(network(), replace(HYPER, largest_feature=10.0, aps=aps), 7)
     server.begin(1, [GOOD, BAD])
     ask = next(server.round())
@@ -219,6 +219,6 @@ def test_an_embedding_with_fewer_numbers_than_classes_is_refused_before_the_star
         ({"proto_source": "last"}, "proto_source is 'last', it must be one of training, eval"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(change, words):
+def test_impossible_settings_are_refused_with_value_and_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(HYPER, **change)

@@ -42,7 +42,7 @@ def halves(**more):
 
 
 @of_every_variant
-def test_a_variant_learns_and_the_model_it_reports_is_measured(method, hyper, view, tmp_path):
+def test_each_variant_learns_and_reports_the_accuracy_of_its_view(method, hyper, view, tmp_path):
     run = simulation(tmp_path, method, hyper=hyper).run()
     assert plan(method, **hyper).variant.reports == view
     for agent in run.agents.values():
@@ -50,7 +50,7 @@ def test_a_variant_learns_and_the_model_it_reports_is_measured(method, hyper, vi
 
 
 @of_every_variant
-def test_a_variant_survives_crashes_loss_and_reordering_to_the_bit(method, hyper, view, tmp_path):
+def test_each_variant_gives_the_same_bits_after_crashes_and_reordered_messages(method, hyper, view, tmp_path):
     run = simulation(tmp_path / "unbroken", method, hyper=hyper).run()
     rough = simulation(tmp_path / "rough", method, NetworkConditions(jitter=0.5, repeat=0.5), 3, hyper=hyper)
     rough.clock.call_at(2.0, rough.boot_coordinator)
@@ -62,7 +62,7 @@ def test_a_variant_survives_crashes_loss_and_reordering_to_the_bit(method, hyper
 # FedProto that averages models
 
 
-def test_the_global_model_is_fedavgs_of_what_the_devices_trained():
+def test_the_global_model_is_the_mean_of_the_models_weighted_by_examples():
     server, clients = halves()
     play(server, clients, 1)
     total = sum(len(c.data.y) for c in clients.values())
@@ -83,7 +83,7 @@ def test_a_device_begins_with_the_global_model_and_not_with_its_own():
     assert torch.equal(client.prototypes, server.prototypes)
 
 
-def test_by_default_no_weight_is_sent_or_taken():
+def test_fedproto_sends_no_weights_by_default():
     hyper = fedproto.Hyper(**LOCAL)
     server, clients = server_of(fedproto.METHOD, hyper), clients_of(fedproto.METHOD, hyper)
     before = {name: v.clone() for name, v in weights_of(server.model).items()}
@@ -106,14 +106,14 @@ def test_a_restored_server_has_the_model_and_the_prototypes():
     assert same(fresh.state(), kept) and not same(server.state(), kept)
 
 
-def test_both_ways_cost_what_the_closed_form_says():
+def test_the_sent_bytes_equal_the_closed_form():
     for sizes, up, down in Halves(plan_of("fedproto", **WITH_MODELS)).sizes(3):
         cost = load("fedproto").under(fedproto.Hyper(**WITH_MODELS)).cost(sizes)
         assert (cost.bytes_up, cost.bytes_down) == (up, down)
         assert up["weights"] == down["weights"] == sizes.weights.bytes
 
 
-def test_bytes_up_are_the_closed_form_of_models_and_prototypes(tmp_path):
+def test_the_bytes_that_devices_count_equal_the_closed_form(tmp_path):
     run = simulation(tmp_path, "fedproto", hyper=WITH_MODELS).run()
     for agent in run.agents.values():
         crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
@@ -125,7 +125,7 @@ def test_bytes_up_are_the_closed_form_of_models_and_prototypes(tmp_path):
         assert crossed == expected
 
 
-def test_with_models_to_average_networks_cannot_be_mixed():
+def test_networks_cannot_be_mixed_if_models_are_averaged():
     own = Network("mlp", 64)
     shared = Plan("fedproto", 3, 1, size=8, network=Network("mlp"), hyper={"average_models": True})
     with pytest.raises(
@@ -144,7 +144,7 @@ def test_with_models_to_average_networks_cannot_be_mixed():
 
 
 @pytest.mark.parametrize("method", [fedavg, fedproto])
-def test_the_last_fit_is_one_more_training_from_what_came_last(method):
+def test_the_last_fit_is_one_more_training_from_the_last_received_weights(method):
     client = clients_of(method.METHOD, method.Hyper(**LOCAL, final_fit=True))["device-0"]
     twin = clients_of(method.METHOD, method.Hyper(**LOCAL))["device-0"]
     start = {name: v.clone() for name, v in weights_of(client.model).items()}
@@ -158,7 +158,7 @@ def test_the_last_fit_is_one_more_training_from_what_came_last(method):
     assert same(weights_of(client.model), weights_of(twin.model))
 
 
-def test_what_every_device_has_made_its_own_is_reported_as_such():
+def test_the_personal_model_is_reported_only_if_final_fit_is_on():
     assert fedavg.METHOD.under(fedavg.Hyper()) is fedavg.METHOD
     assert fedproto.METHOD.under(fedproto.Hyper()) == fedproto.METHOD
     table = {"name": "x", "rounds": 1, "method": {"name": "fedavg"}}

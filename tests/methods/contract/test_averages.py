@@ -1,4 +1,4 @@
-"""Tests that averaged phases are declared correctly: one reply with the mean leaves the state of all replies."""
+"""Tests that averaged phases are declared correctly: one reply with the mean gives the same state as all replies."""
 
 from dataclasses import fields, replace
 
@@ -19,7 +19,7 @@ from tests.support.few_methods import FEW_STEPS, few_steps, of_each_shape
 
 DECLARING = [name for name in names() if load(name).averaged]
 # Settings that change how a method averages.
-OTHERWISE = [
+OTHER_SETTINGS = [
     ("fedproto", {"aggregation": "weighted"}),
     ("fedproto", {"average_models": True}),
     ("fedproto", {"average_models": True, "aggregation": "weighted"}),
@@ -29,30 +29,30 @@ OTHERWISE = [
 ]
 
 
-def test_methods_of_weights_and_of_prototypes_declare_averaged_phases():
+def test_methods_that_send_weights_or_prototypes_declare_averaged_phases():
     assert {"fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fedpall", "fednh", "fedhp"} <= {*DECLARING}
 
 
 @pytest.mark.parametrize("method", of_each_shape(DECLARING))
-def test_one_reply_with_the_mean_leaves_the_state_of_all_replies(method):
+def test_one_reply_with_the_mean_gives_the_same_state_as_all_replies(method):
     checks.one_mean_stands_for_all_replies(few_steps(method))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, hyper", OTHERWISE)
-def test_one_mean_leaves_the_same_state_under_settings_that_change_the_mean(method, hyper):
+@pytest.mark.parametrize("method, hyper", OTHER_SETTINGS)
+def test_one_reply_with_the_mean_gives_the_same_state_under_other_settings(method, hyper):
     subject = Subject(method, hyper={**FEW_STEPS, **hyper})
     assert subject.plan().variant.averaged
     checks.one_mean_stands_for_all_replies(subject)
 
 
-def test_a_wrong_weighing_is_found(monkeypatch):
+def test_the_check_finds_a_wrong_weighting(monkeypatch):
     wrong = replace(fedproto.METHOD, averaged={"train": Averaged(rows="counts")}, variant=None)
     with pytest.raises(ContractError, match="prototypes is different if one reply has the mean"):
         checked(wrong, monkeypatch)
 
 
-def test_a_phase_that_also_requests_other_arrays_is_found(monkeypatch):
+def test_the_check_finds_an_averaged_phase_that_also_requests_other_arrays(monkeypatch):
     class More(fedavg.Server):
         def round(self):
             wants = {**weight_wants(self.model), "steps": TensorSpec((1,))}
@@ -67,14 +67,14 @@ def test_a_phase_that_also_requests_other_arrays_is_found(monkeypatch):
         checked(more, monkeypatch)
 
 
-def test_a_phase_that_no_round_has_is_found(monkeypatch):
+def test_the_check_finds_an_averaged_phase_that_no_round_has(monkeypatch):
     wrong = replace(fedavg.METHOD, averaged={"trian": Averaged(("weights",))}, variant=None)
     with pytest.raises(ContractError, match="no round has this phase"):
         checked(wrong, monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["fedsa", "fedhp"])
-def test_the_printed_mean_of_prototypes_is_no_mean(method):
+def test_no_phase_is_averaged_with_the_aggregation_of_the_paper(method):
     assert not Subject(method, hyper={"aggregation": "paper"}).plan().variant.averaged
 
 
@@ -82,7 +82,7 @@ def test_only_the_first_phase_of_fedpall_is_averaged():
     assert {*fedpall.METHOD.averaged} == {"train"}
 
 
-def test_uncovered_names_are_those_that_no_mean_has():
+def test_uncovered_returns_the_arrays_that_a_mean_does_not_contain():
     both = Averaged(("weights",), rows="counts")
     wanted = ["weights.a.b", "prototypes", "labels", "counts"]
     assert both.uncovered(wanted) == []

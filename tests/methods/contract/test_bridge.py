@@ -20,13 +20,13 @@ from tests.methods.tiny import same, tiny
 # Weights and wire names
 
 
-def test_weights_come_back_as_they_went():
+def test_weights_are_the_same_after_conversion_to_numpy_and_back():
     one, other = tiny(1, norm=True), tiny(2, norm=True)
     load_weights(other, to_torch(to_numpy(weights_of(one))))
     assert same(weights_of(one), weights_of(other))
 
 
-def test_a_payload_without_weights_changes_none_and_half_of_them_is_an_error():
+def test_a_payload_without_weights_changes_nothing_and_one_with_some_weights_is_refused():
     model = tiny()
     before = snapshot(weights_of(model))
     load_weights(model, {"anchors": torch.zeros(2)})
@@ -35,7 +35,7 @@ def test_a_payload_without_weights_changes_none_and_half_of_them_is_an_error():
         load_weights(model, {"weights.head.weight": model.head.weight})
 
 
-def test_wanted_weights_have_no_negative_variance():
+def test_a_task_refuses_weights_with_a_negative_running_variance():
     model = tiny(norm=True)
     payload, wants = snapshot(weights_of(model)), weight_wants(model)
     assert wants.keys() == payload.keys()
@@ -51,7 +51,7 @@ def test_wanted_weights_have_no_negative_variance():
 # NumPy
 
 
-def test_arrays_are_copied_so_that_read_only_bytes_stay():
+def test_conversion_copies_arrays_and_leaves_read_only_bytes_unchanged():
     array = np.frombuffer(np.arange(4, dtype="<f4").tobytes(), dtype="<f4")
     to_torch({"w": array})["w"].zero_()
     LazyPayload({"w": array})["w"].zero_()
@@ -60,14 +60,14 @@ def test_arrays_are_copied_so_that_read_only_bytes_stay():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_shapes_and_types_survive_the_way_there_and_back(dtype, shape):
+def test_shapes_and_types_are_the_same_after_conversion_to_numpy_and_back(dtype, shape):
     tensor = torch.ones(shape).to(getattr(torch, dtype))
     array = to_numpy({"w": tensor})["w"]
     assert array.shape == shape and array.dtype == np.dtype(dtype).newbyteorder("<")
     assert torch.equal(to_torch({"w": array})["w"], tensor)
 
 
-def test_wire_arrays_are_contiguous_and_any_byte_order_is_read():
+def test_wire_arrays_are_contiguous_and_arrays_of_any_byte_order_can_be_read():
     assert to_numpy({"w": torch.ones(2, 3).T})["w"].flags.c_contiguous
     assert to_torch({"w": np.array([1.5, 2.0], dtype=">f4")})["w"].tolist() == [1.5, 2.0]
 
@@ -89,7 +89,7 @@ class Shelf(Mapping):
         return len(self.names)
 
 
-def test_a_lazy_payload_reads_what_is_asked_for_each_time():
+def test_a_lazy_payload_reads_an_array_again_at_each_access():
     shelf = Shelf("a", "b")
     payload = LazyPayload(shelf)
     assert list(payload) == ["a", "b"] and len(payload) == 2 and "a" in payload and not shelf.reads
@@ -100,7 +100,7 @@ def test_a_lazy_payload_reads_what_is_asked_for_each_time():
 # Names
 
 
-def test_a_method_is_a_module_and_support_is_none():
+def test_the_list_of_methods_contains_no_support_module():
     found = methods.names()
     assert {"fedavg", "fedlsa", "fedproto", "fedprox", "singleset"} <= set(found)
     assert not {"base", "bridge", "local", "maths", "nets", "plan", "wants", "weights"} & set(found)
@@ -109,7 +109,7 @@ def test_a_method_is_a_module_and_support_is_none():
         assert method.reports in method.VIEWS and inspect.isclass(method.Hyper)
 
 
-def test_an_unknown_method_is_answered_with_the_known_ones():
+def test_an_unknown_method_is_refused_with_the_names_of_the_known_methods():
     with pytest.raises(LookupError, match="no method 'fedfoo'; did you mean fedproto. there are .*fedavg"):
         methods.load("fedfoo")
     with pytest.raises(LookupError, match="no method 'base'; there are"):

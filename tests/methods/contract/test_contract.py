@@ -98,34 +98,34 @@ def unbroken(request, short_run):
     return few_steps(request.param), short_run(request.param)
 
 
-def test_learns(learned):
+def test_each_method_learns(learned):
     checks.learns(Subject(learned[0]), learned[1])
 
 
-def test_all_that_devices_measure_is_of_views_that_the_method_has(learned):
+def test_devices_measure_only_the_views_that_the_method_has(learned):
     checks.measures_its_own_views(Subject(learned[0]), learned[1])
 
 
-def test_a_devices_limits_are_told_of_every_network_that_it_holds(learned):
+def test_a_half_lists_every_network_that_it_holds_for_the_limits_of_the_device(learned):
     checks.tells_all_its_networks(Subject(learned[0]), learned[1])
 
 
-def test_what_it_predicts_is_what_its_rule_gives(learned):
+def test_a_half_predicts_the_same_scores_as_its_rule(learned):
     checks.predicts_by_its_rule(Subject(learned[0]), learned[1])
 
 
-def test_what_a_device_keeps_of_it_is_exported_each_way_with_its_scores(learned, tmp_path):
+def test_an_exported_model_gives_the_same_scores_as_the_half_in_each_way_to_predict(learned, tmp_path):
     checks.exports_each_way(Subject(learned[0]), learned[1], tmp_path)
 
 
 @every_run
-def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
+def test_repeated_and_reordered_frames_change_nothing_but_the_time(unbroken, tmp_path):
     checks.repeats_change_nothing(*unbroken, tmp_path)
 
 
 @pytest.mark.slow
 @every_run
-def test_a_codec_that_loses_nothing_changes_no_bit(unbroken, tmp_path):
+def test_a_lossless_codec_changes_no_bit(unbroken, tmp_path):
     checks.coding_without_loss_changes_nothing(*unbroken, tmp_path)
 
 
@@ -134,45 +134,45 @@ def test_a_codec_that_loses_nothing_changes_no_bit(unbroken, tmp_path):
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
-def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
+def test_a_run_ends_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
     checks.lost_frames_change_nothing(*unbroken, tmp_path, seed)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
-def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_path, when):
+def test_a_run_whose_coordinator_crashes_ends_with_the_same_bits(unbroken, tmp_path, when):
     checks.crashed_coordinator_changes_nothing(*unbroken, tmp_path, when)
 
 
 @every_run_and("when", 2.0, 0.9, 1.3, 3.1)
-def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_path, when):
+def test_a_run_with_a_rebooted_device_ends_with_the_same_bits(unbroken, tmp_path, when):
     checks.rebooted_device_changes_nothing(*unbroken, tmp_path, when)
 
 
 @pytest.mark.parametrize("fault", ["not finite", "wrong shape"])
 @pytest.mark.parametrize("method", of_each_shape(ON_THE_WIRE))
-def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
+def test_a_device_with_wrong_arrays_does_not_stop_the_other_devices(method, fault, tmp_path):
     checks.bad_device_stops_nobody(few_steps(method), tmp_path, fault)
 
 
 # The types of arrays are compared in code that all methods share, so one method of each shape is enough.
 @pytest.mark.parametrize("fault", checks.SPOILT.keys() - {"not finite", "wrong shape"})
 @pytest.mark.parametrize("method", SHAPES)
-def test_one_bad_device_cannot_stop_others_whose_method_has_the_same_shape(method, fault, tmp_path):
+def test_a_device_with_arrays_of_a_wrong_type_does_not_stop_the_other_devices(method, fault, tmp_path):
     checks.bad_device_stops_nobody(few_steps(method), tmp_path, fault)
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
-def test_a_running_variance_is_no_step(method, tmp_path):
+def test_running_statistics_of_batch_norm_are_never_negative_or_refused(method, tmp_path):
     checks.network_with_batch_norm(few_steps(method), tmp_path)
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
-def test_nothing_of_a_reply_is_read_after_its_round(method):
+def test_a_server_half_reads_no_array_of_a_reply_after_its_round(method):
     replies_are_not_kept(few_steps(method))
 
 
 @pytest.mark.parametrize("method", of_each_shape(METHODS))
-def test_a_state_that_was_saved_goes_on_with_the_same_bits(method):
+def test_a_half_that_is_restored_from_its_state_continues_with_the_same_bits(method):
     state_goes_round(few_steps(method))
 
 
@@ -182,7 +182,7 @@ def test_a_class_with_few_samples_is_not_sent(method):
 
 
 @pytest.mark.parametrize("method", of_each_shape(name for name in CAREFUL if name not in KEEPERS))
-def test_a_run_goes_on_though_no_device_has_a_class_with_enough_samples(method, tmp_path):
+def test_a_run_continues_when_no_device_has_a_class_with_enough_samples(method, tmp_path):
     subject = Subject(method, hyper={**FEW_STEPS, "least_samples": 1000})
     run, file = subject.simulation(tmp_path), RoundsFile(tmp_path / "rounds.jsonl")
     keep_journal(run.service.run, [file])
@@ -191,7 +191,7 @@ def test_a_run_goes_on_though_no_device_has_a_class_with_enough_samples(method, 
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if load(name).buffered])
-def test_a_late_reply_counts_less_in_each_method_with_buffered_rounds(method):
+def test_a_late_reply_has_less_weight_in_each_method_with_buffered_rounds(method):
     late_replies_count_less(few_steps(method))
 
 
@@ -201,7 +201,7 @@ def test_a_removed_device_is_forgotten_and_a_round_without_answers_changes_nothi
     rounds_without_answers_change_nothing(Subject(method))
 
 
-def test_the_same_seed_is_the_same_history(tmp_path):
+def test_two_runs_with_the_same_seed_are_equal(tmp_path):
     a = simulation(tmp_path / "a", "fedavg", LOSSY, 3).run()
     b = simulation(tmp_path / "b", "fedavg", LOSSY, 3).run()
     assert a.clock.now == b.clock.now and a.broker.bytes_received == b.broker.bytes_received
@@ -209,7 +209,7 @@ def test_the_same_seed_is_the_same_history(tmp_path):
 
 
 @pytest.mark.parametrize("method", of_each_shape(ON_THE_WIRE))
-def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
+def test_devices_and_the_coordinator_count_the_same_bytes(method, tmp_path):
     run = few_steps(method).simulation(tmp_path).run()
     run.clock.run(lambda: False, run.clock.now + 10)  # Let the last messages arrive.
     coordinator = run.meters["coordinator"]

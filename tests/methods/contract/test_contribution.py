@@ -59,7 +59,7 @@ def reply_of_sum(ask, replies, rule, classes, counts):
 
 
 @pytest.mark.parametrize("method, hyper", SETTINGS)
-def test_the_sum_of_the_vectors_leads_to_the_state_of_the_mean(method, hyper):
+def test_a_reply_made_from_the_sum_of_vectors_gives_the_same_state_as_the_mean(method, hyper):
     plan = Subject(method, hyper={**FEW_STEPS, **hyper}).plan()
     rules, halves, other = plan.variant.averaged, Halves(plan), Halves(plan)
     assert "train" in rules
@@ -93,7 +93,7 @@ def check_payload(expected, found, tolerance=1e-5):
             torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
 
 
-def test_a_device_with_more_examples_than_most_counts_with_most():
+def test_a_device_with_more_examples_than_the_maximum_counts_with_the_maximum():
     layout = layout_of(WEIGHTS, {"weights.a": ("float32", (2,))}, 3)
     before, after = {"weights.a": np.zeros(2, np.float32)}, {"weights.a": np.array([1, 2], np.float32)}
     assert layout.vector(after, before, 50, 10).tolist() == layout.vector(after, before, 10, 10).tolist()
@@ -101,13 +101,13 @@ def test_a_device_with_more_examples_than_most_counts_with_most():
     assert weight_of(50, 10) == 1.0
 
 
-def test_the_counts_of_a_device_add_up_to_most():
+def test_the_counts_of_a_device_add_up_to_at_most_the_maximum():
     assert capped(np.array([[6.0], [0.0], [2.0]]), 4).tolist() == [[3.0], [0.0], [1.0]]
     assert capped(np.array([[3.0], [1.0]]), 4).tolist() == [[3.0], [1.0]]
     assert capped(np.array([[99.0], [1.0]]), 4).tolist() == [[3.0], [1.0]]
 
 
-def test_the_row_of_an_absent_class_is_zero_and_its_places_are_known():
+def test_the_vector_has_zeros_for_an_absent_class_and_the_layout_knows_its_places():
     layout = layout_of(Averaged(rows="devices"), {"prototypes": ("float32", ("held", 2))}, 3)
     payload = {
         "prototypes": np.array([[5, 6]], np.float32),
@@ -121,7 +121,7 @@ def test_the_row_of_an_absent_class_is_zero_and_its_places_are_known():
     assert layout.length == 9
 
 
-def test_rows_of_one_class_are_pooled_into_one():
+def test_several_rows_of_one_class_become_one_row():
     layout = layout_of(Averaged(rows="devices"), {"prototypes": ("float32", ("held", 1))}, 2)
     payload = {
         "prototypes": np.array([[2], [8]], np.float32),
@@ -139,7 +139,7 @@ def test_a_mean_stays_within_the_bounds_of_its_array():
     assert found["weights.running_var"].tolist() == [0.0, 1.5]
 
 
-def test_an_array_that_is_not_averaged_has_no_place():
+def test_an_array_that_is_not_averaged_is_refused():
     with pytest.raises(ValueError, match="lacks is not averaged in this phase"):
         layout_of(WEIGHTS, {"weights.a": ("float32", (2,)), "lacks": ("bool", (1,))}, 3)
 
@@ -148,7 +148,7 @@ def test_an_array_that_is_not_averaged_has_no_place():
     ({"weights.a": np.zeros(3, np.float32)}, r"weights.a is \(3,\), not \(2,\)"),
     ({}, "no weights.a"),
 ])  # fmt: skip
-def test_wrong_arrays_make_no_vector(payload, words):
+def test_wrong_arrays_are_refused(payload, words):
     layout = layout_of(WEIGHTS, {"weights.a": ("float32", (2,))}, 3)
     with pytest.raises(ValueError, match=words):
         layout.vector(payload, {}, 1, 1)
@@ -157,7 +157,7 @@ def test_wrong_arrays_make_no_vector(payload, words):
 TABLE = Averaged(rows="shares", table=True, least=2)
 
 
-def test_a_row_of_a_table_counts_by_the_share_of_its_samples():
+def test_a_row_of_a_table_is_weighted_by_the_share_of_its_samples():
     layout = layout_of(TABLE, {"prototypes": ("float32", (3, 1))}, 3)
     payload, counts = {"prototypes": np.array([[8], [4], [2]], np.float32)}, np.array([3, 1, 0])
     vector = layout.vector(payload, {}, 4, 4, counts)
@@ -167,13 +167,13 @@ def test_a_row_of_a_table_counts_by_the_share_of_its_samples():
     assert found["prototypes"].tolist() == [[8], [4]] and found["labels"].tolist() == [0, 1]
 
 
-def test_a_table_without_the_number_of_samples_of_each_class_makes_no_vector():
+def test_a_table_without_the_number_of_samples_of_each_class_is_refused():
     layout = layout_of(TABLE, {"prototypes": ("float32", (3, 1))}, 3)
     with pytest.raises(ValueError, match="a table of 3 classes needs the number of samples of each class"):
         layout.vector({"prototypes": np.zeros((3, 1))}, {}, 1, 1)
 
 
-def test_a_label_outside_of_the_classes_makes_no_vector():
+def test_a_label_outside_of_the_classes_is_refused():
     layout = layout_of(Averaged(rows="devices"), {"prototypes": ("float32", ("held", 1))}, 2)
     payload = {"prototypes": np.zeros((1, 1)), "labels": np.array([2]), "counts": np.array([1])}
     with pytest.raises(ValueError, match="make no rows of 2 classes"):

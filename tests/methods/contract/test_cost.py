@@ -31,7 +31,7 @@ def plan_of(name, **hyper):
 IN_FACTORS = {"travel": "parameters", "energy_first": 0.5, "energy_last": 0.5}  # Factors in both directions.
 
 
-OTHERWISE = [  # Settings that change what is sent.
+OTHER_SETTINGS = [  # Settings that change what is sent.
     ("fedkd", IN_FACTORS),
     ("fednh", {"fixed_scale": True}),
     ("fednh", {"fixed_scale": True, "final_fit": True}),
@@ -54,8 +54,8 @@ OTHERWISE = [  # Settings that change what is sent.
 ]
 
 
-@pytest.mark.parametrize("name, hyper", few([*((name, {}) for name in METHODS), *OTHERWISE], 2))
-def test_bytes_by_kind_are_the_closed_form(name, hyper):
+@pytest.mark.parametrize("name, hyper", few([*((name, {}) for name in METHODS), *OTHER_SETTINGS], 2))
+def test_the_sent_bytes_of_each_kind_equal_the_closed_form(name, hyper):
     assert load(name).cost, f"{name} does not say what it costs"
     cost_is_what_crosses(plan_of(name, **hyper))
 
@@ -64,30 +64,31 @@ def test_bytes_by_kind_are_the_closed_form(name, hyper):
     "name, hyper",
     [
         (name, hyper) if name in SHAPES and not hyper else pytest.param(name, hyper, marks=pytest.mark.slow)
-        for name, hyper in [*((name, {}) for name in METHODS), *OTHERWISE]
+        for name, hyper in [*((name, {}) for name in METHODS), *OTHER_SETTINGS]
     ],
 )
-def test_bytes_by_kind_above_a_frozen_backbone_are_the_closed_form(name, hyper):
+def test_the_sent_bytes_with_a_frozen_backbone_equal_the_closed_form(name, hyper):
     cost_is_what_crosses(replace(plan_of(name, **hyper), freeze="backbone"))
 
 
-@pytest.mark.parametrize("name, hyper", OTHERWISE)  # The contract suite tests the methods without settings.
-def test_a_variant_declares_the_arrays_that_cross_and_no_others(name, hyper):
+# The contract suite tests the methods without settings.
+@pytest.mark.parametrize("name, hyper", OTHER_SETTINGS)
+def test_a_variant_declares_exactly_the_arrays_that_it_sends(name, hyper):
     arrays_are_declared(plan_of(name, **hyper))
 
 
 @pytest.mark.parametrize("name", of_each_shape(METHODS))
-def test_a_network_with_batch_norm_costs_its_statistics_too(name):
+def test_the_closed_form_includes_the_statistics_of_batch_norm(name):
     cost_is_what_crosses(replace(plan_of(name), network=Network("cnn_bn", feature_size=8)), rounds=2)
 
 
 @pytest.mark.parametrize("name", of_each_shape(METHODS))
-def test_where_nobody_holds_a_class_what_crosses_is_the_closed_form(name):
+def test_the_sent_bytes_equal_the_closed_form_when_no_device_holds_a_class(name):
     cost_is_what_crosses(plan_of(name), classes=((0, 2), (0,), (2,)))
 
 
 @pytest.mark.parametrize("name", of_each_shape(METHODS))
-def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
+def test_the_bytes_that_devices_count_equal_the_closed_form(name, tmp_path):
     """The meter counts the upload where it is sent. Costs are linear in prototypes, so one round covers all."""
     ranks = {}
 

@@ -49,7 +49,7 @@ class Wants(fedavg.Server):
 @pytest.mark.parametrize("made, name, call", [
     (method(client=Sends), "secret", "run"), (method(Asks), "logits", "round"), (method(Wants), "logits", "round"),
 ])  # fmt: skip
-def test_an_array_that_is_not_declared_is_refused_by_name_where_it_is_sent(made, name, call):
+def test_an_undeclared_array_is_refused_by_its_name_when_it_is_sent(made, name, call):
     words = rf"test_declared.py:\d+: {call}\(\) sends the array '{name}', which METHOD does not declare; "
     with pytest.raises(protofleet.RunError, match=words) as raised:
         simulate(made, DATA, rounds=1, settings=QUICK)
@@ -61,7 +61,7 @@ def test_an_array_that_is_not_declared_is_refused_by_name_where_it_is_sent(made,
     (("a.b",), "before its first dot"),
     (tuple(f"k{i}" for i in range(17)), "17 kinds of arrays, but the limit is 16"),
 ])  # fmt: skip
-def test_a_declaration_is_checked_when_the_method_is_loaded(arrays, words):
+def test_a_wrong_declaration_of_arrays_is_refused_when_the_method_is_defined(arrays, words):
     with pytest.raises((TypeError, ValueError), match=words):
         method(arrays=arrays)
 
@@ -72,7 +72,7 @@ def subject(folder, text):
     return Subject("lazy", found.hashes[0], allowed=found.allowed())
 
 
-def test_a_plug_in_that_declares_nothing_still_runs_and_all_its_bytes_are_payload(tmp_path):
+def test_a_plug_in_that_declares_no_arrays_runs_and_its_bytes_have_the_kind_other(tmp_path):
     lazy = subject(tmp_path, LAZY.format(more=""))
     run = simulation(tmp_path / "run", lazy.method, plugin=lazy.plugin, plugins=lazy.allowed).run()
     same = simulation(tmp_path / "same", "fedavg").run()
@@ -84,14 +84,14 @@ def test_a_plug_in_that_declares_nothing_still_runs_and_all_its_bytes_are_payloa
         arrays_are_declared(lazy.plan())
 
 
-def test_what_is_declared_and_never_sent_is_named(tmp_path):
+def test_an_array_that_is_declared_but_never_sent_is_named(tmp_path):
     idle = subject(tmp_path, LAZY.format(more=', arrays=("weights", "ghosts")'))
     with pytest.raises(ContractError, match="METHOD declares ghosts, and no round of 3 sends or asks for it"):
         arrays_are_declared(idle.plan())
 
 
 @pytest.mark.slow
-def test_a_plug_in_divides_by_the_fleet_and_not_by_the_cohort(tmp_path):
+def test_a_plug_in_can_divide_by_the_fleet_size_also_after_a_restart(tmp_path):
     """It also holds after a restart of the coordinator: N is the number of devices enrolled when the run began."""
     source = from_file(VARIATES, allowed=None)[0]
     found = own_plugins([str(VARIATES)], {})

@@ -29,11 +29,11 @@ def private(method, unit="device", rounds=3, **hyper):
     return replace(plan(method, 3, **hyper), network=Network("mlp", 8), dp=dp(unit, rounds))
 
 
-def test_only_features_that_do_not_depend_on_the_samples_protect_a_sample():
+def test_only_methods_with_features_independent_of_the_samples_protect_a_sample():
     assert {name for name in names() if not misfit(load(name), "sample")} == SAMPLE
 
 
-def test_factors_of_samples_cannot_have_noise_and_the_message_names_the_form_that_can():
+def test_fedgram_with_factors_cannot_have_noise_and_the_error_names_the_form_gram():
     with pytest.raises(
         SettingsError, match='fedgram sends no sums over its samples; set method.form = "gram"'
     ):
@@ -41,12 +41,12 @@ def test_factors_of_samples_cannot_have_noise_and_the_message_names_the_form_tha
     assert not misfit(private("fedgram", "sample", **GRAM).variant, "sample")
 
 
-def test_only_averaged_weights_or_rows_of_classes_protect_a_device():
+def test_only_methods_with_averaged_weights_or_rows_of_classes_protect_a_device():
     assert {name for name in names() if not misfit(load(name), "device")} == DEVICE | ROWS
 
 
 @pytest.mark.parametrize("method", ["fedpall", "fedproto", "fedsa", "fedhp", "fedplcc", "fedavg"])
-def test_a_method_that_trains_on_the_samples_is_refused_for_samples_with_the_reason(method):
+def test_noise_for_samples_is_refused_for_methods_that_train_on_the_samples(method):
     with pytest.raises(SettingsError) as found:
         private(method, "sample")
     text = str(found.value)
@@ -67,7 +67,7 @@ def test_a_method_whose_updates_cannot_protect_a_device_is_refused_with_the_reas
         private(method)
 
 
-def test_a_run_without_any_accuracy_that_is_sent_cannot_stop_by_it():
+def test_a_run_with_noise_that_sends_no_accuracy_cannot_stop_by_accuracy():
     stop = Policy(stop=Stop(accuracy=0.9))
     demand_dp_policy(stop, private("fedavg"))
     demand_dp_policy(Policy(), private("fedproto"))
@@ -79,21 +79,21 @@ def test_devices_do_not_state_their_counts_in_a_run_with_noise():
     assert plan("fedhp", 3).states_counts and not private("fedhp").states_counts
 
 
-def test_settings_that_make_a_method_report_personal_models_are_refused():
+def test_noise_is_refused_for_settings_with_which_a_method_reports_personal_models():
     with pytest.raises(SettingsError, match="the accuracy of the model that a device has trained"):
         replace(plan("fedavg", 3, final_fit=True), dp=dp())
 
 
-def test_a_run_with_more_rounds_than_its_budget_is_refused_with_both_numbers():
+def test_a_run_with_more_rounds_than_dp_rounds_is_refused_with_both_numbers():
     with pytest.raises(SettingsError, match=r"dp\.rounds is 2, but the run has 3 rounds"):
         private("fedavg", rounds=2)
 
 
-def test_a_method_that_asks_each_device_once_needs_one_release_for_any_number_of_rounds():
+def test_a_method_that_asks_each_device_once_needs_only_one_release():
     assert private("fedncm", "sample", rounds=1).dp.rounds == 1
 
 
-def test_a_budget_without_a_number_of_rounds_is_refused():
+def test_dp_settings_without_a_number_of_rounds_are_refused():
     with pytest.raises(SettingsError, match="rounds"):
         decode(DpSettings, {"unit": "device", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}, "dp")
 
@@ -101,19 +101,19 @@ def test_a_budget_without_a_number_of_rounds_is_refused():
 @pytest.mark.parametrize(
     ("key", "value"), [("epsilon", 0.0), ("epsilon", 31.0), ("delta", 0.0), ("clip", -1.0), ("unit", "row")]
 )
-def test_a_value_out_of_its_bounds_is_refused_by_name(key, value):
+def test_a_dp_setting_out_of_its_bounds_is_refused_by_its_name(key, value):
     table = {"unit": "device", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "rounds": 3, key: value}
     with pytest.raises(SettingsError, match=rf"dp\.{key}"):
         decode(DpSettings, table, "dp")
 
 
-def test_a_codec_that_rounds_is_refused():
+def test_a_codec_that_rounds_is_refused_together_with_dp():
     codec = CodecSettings({"weights": CodecStage("ternary", "broadcast", keep=4)}, {})
     with pytest.raises(SettingsError, match="dp and codec are both set"):
         replace(private("fedavg"), codec=codec)
 
 
-def test_a_delta_above_one_over_the_devices_is_refused():
+def test_a_delta_above_one_divided_by_the_number_of_devices_is_refused():
     made = private("fedavg")
     made.demand_fleet_fit(100_000)
     with pytest.raises(SettingsError, match=r"dp\.delta is 1e-05, but the run has 100001 devices"):
@@ -124,13 +124,13 @@ def test_a_plan_without_dp_has_the_bytes_of_earlier_versions():
     assert b'"dp"' not in plan("fedavg", 3).encode()
 
 
-def test_a_plan_with_dp_is_read_back_as_it_was():
+def test_a_plan_with_dp_is_the_same_after_encoding_and_reading():
     made = private("fedavg")
     assert read_plan(made.encode()) == made
     assert made.digest != replace(made, dp=None).digest
 
 
-def test_the_sums_of_a_method_have_no_part_of_a_sample_that_is_longer_than_their_sensitivity():
+def test_one_sample_changes_the_sums_of_a_method_by_at_most_their_sensitivity():
     generator = torch.Generator().manual_seed(1)
     for made in (*(private(name, "sample") for name in sorted(SAMPLE)), private("fedgram", "sample", **GRAM)):
         sums = made.sums

@@ -72,13 +72,13 @@ def start_of(key, weights):
 # The file
 
 
-def test_the_format_is_that_of_safetensors(tmp_path):
+def test_a_file_of_safetensors_can_be_read(tmp_path):
     (tmp_path / "w").write_bytes(GOLDEN)
     found = read_weights(tmp_path / "w")
     assert same(found, {"a": torch.tensor([-2, 3], dtype=torch.int16), "b": torch.tensor([[0.5, -4.0]])})
 
 
-def test_what_is_written_is_read_again_in_every_type_and_shape(tmp_path):
+def test_written_weights_are_read_again_in_every_type_and_shape(tmp_path):
     dtypes = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool
     weights = {str(d): torch.arange(6).reshape(2, 3).to(d) for d in dtypes}
     weights |= {"none": torch.zeros(0, 4), "one": torch.tensor(5)}
@@ -109,7 +109,7 @@ def file_with(**change):
         (file_with(data_offsets=[0.0, 8.0]), "which does not fit"),
     ],
 )
-def test_a_file_that_is_none_is_an_error_in_one_line(data, message, tmp_path, capsys):
+def test_a_file_that_is_not_safetensors_is_refused_in_one_line(data, message, tmp_path, capsys):
     path = tmp_path / "w.safetensors"
     path.write_bytes(data)
     with pytest.raises(WeightsFileError, match=message):
@@ -156,7 +156,7 @@ ODD_TABLES = {
 
 
 @pytest.mark.parametrize("name", ODD_TABLES)
-def test_a_table_that_claims_odd_things_is_one_printable_line(name, tmp_path, capsys):
+def test_a_file_with_a_malformed_table_is_refused_in_one_printable_line(name, tmp_path, capsys):
     """Earlier 600 tensors of one region took 5.2 GB, and other tables ended in tracebacks."""
     data, message = ODD_TABLES[name]
     path = tmp_path / "w.safetensors"
@@ -181,7 +181,7 @@ except WeightsFileError:
 
 
 @pytest.mark.slow
-def test_600_tensors_of_one_region_take_the_memory_of_one(tmp_path):
+def test_a_file_with_600_tensors_of_one_region_takes_the_memory_of_one_tensor(tmp_path):
     size = 8 << 20
     path = tmp_path / "w.safetensors"
     path.write_bytes(file_of({f"w{i}": row(0, size) for i in range(600)}, bytes(size)))
@@ -195,7 +195,7 @@ def test_600_tensors_of_one_region_take_the_memory_of_one(tmp_path):
 
 
 @pytest.mark.parametrize("method", sorted(NAMES))
-def test_what_an_export_holds_can_be_trained_further(method, kept):
+def test_a_run_can_begin_with_the_weights_of_an_exported_model(method, kept):
     """Earlier `rule.head.*` of an export was refused, because a network has `head.*`."""
     model, card = served(device_0(method), Input((3, SIDE, SIDE))), plan_of(method)
     (init,) = [kept({name: value for name, value in model.state_dict().items() if "scaling" not in name})]
@@ -215,7 +215,7 @@ def test_what_an_export_holds_can_be_trained_further(method, kept):
     assert heads or method in own_heads or not [name for name in exported if name.startswith("rule.head.")]
 
 
-def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():
+def test_a_file_may_lack_projector_and_head_which_keep_their_initial_weights():
     model, before = plan().model(), plan().model().state_dict()
     given = start_of("features.", other_weights())
     load_from(model, given)
@@ -242,7 +242,7 @@ def test_projector_and_head_may_be_missing_and_stay_as_they_were_drawn():
     ],
     ids=["strange", "missing", "shape", "not finite"],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_loaded(change, message):
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_loaded(change, message):
     model = plan().model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(WeightsFileError, match=message):
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(change, message):
 # A run
 
 
-def test_every_party_begins_with_the_files_weights(kept):
+def test_coordinator_and_device_begin_with_the_weights_of_the_file(kept):
     weights = other_weights()
     made = plan(init=kept(weights))
     server, client = made.server_half(), made.client_half(shard(0).train, "device-0")
@@ -261,7 +261,7 @@ def test_every_party_begins_with_the_files_weights(kept):
     assert not same(plan().model().state_dict(), weights)
 
 
-def test_the_plan_names_the_file_and_has_another_hash_than_without_it(kept):
+def test_a_plan_with_first_weights_has_another_hash_than_a_plan_without_them(kept):
     made = plan(init=kept(other_weights()), freeze="backbone")
     assert read_plan(made.encode()) == made
     assert (
@@ -271,7 +271,7 @@ def test_the_plan_names_the_file_and_has_another_hash_than_without_it(kept):
     assert not {"init", "freeze"} & json.loads(plan().encode()).keys()
 
 
-def test_of_the_file_methods_with_a_part_of_their_own_use_what_the_page_says(kept):
+def test_the_page_names_each_method_that_does_not_use_all_weights_of_the_file(kept):
     network = Network("cnn_bn", feature_size=32, embedding_size=16)
     weights = replace(plan(), seed=77, network=network).model().state_dict()
     named, unused = kept(weights), {}
@@ -286,7 +286,7 @@ def test_of_the_file_methods_with_a_part_of_their_own_use_what_the_page_says(kep
     assert all(title in page for title in ("FedNH", "FedPall", "FedSR"))
 
 
-def test_a_party_without_the_file_says_where_it_looked_and_what_to_do():
+def test_a_missing_file_is_refused_with_the_searched_path_and_the_command():
     made = plan(init=FirstWeights("resnet.safetensors@sha256:" + "ab" * 32))
     with pytest.raises(SettingsError) as found:
         made.client_half(shard(0).train, "device-0")
@@ -295,7 +295,7 @@ def test_a_party_without_the_file_says_where_it_looked_and_what_to_do():
     assert words in str(found.value)
 
 
-def test_a_party_with_other_weights_names_their_hash_and_that_of_the_run(kept):
+def test_other_weights_are_refused_with_their_hash_and_the_hash_of_the_run(kept):
     other, wanted = kept(other_weights()).sha256, "ab" * 32
     with pytest.raises(SettingsError) as found:
         plan(init=FirstWeights(f"resnet.safetensors@sha256:{wanted}")).client_half(shard(0).train, "device-0")
@@ -322,14 +322,14 @@ def test_weights_of_another_network_are_refused_before_a_run_begins(kept):
 @pytest.mark.parametrize(
     "file", ["w.safetensors", "w@sha256:12", "@sha256:" + "a" * 64, "w@sha256:" + "G" * 64]
 )
-def test_a_name_without_a_hash_is_refused_with_the_way_to_one(file):
+def test_a_file_name_without_a_hash_is_refused_with_the_command_that_prints_it(file):
     with pytest.raises(
         SettingsError, match="it must be a name and a hash.*`protofleet weights FILE` prints the name"
     ):
         decode(FirstWeights, {"file": file}, "init")
 
 
-def test_a_coordinators_file_says_both(kept):
+def test_the_settings_of_a_coordinator_can_contain_init_and_freeze(kept):
     named = kept(other_weights())
     table = {
         "name": "a", "rounds": 1, "classes": 3, "method": {"name": "fedavg"}, "init": {"file": named.file},
@@ -341,7 +341,7 @@ def test_a_coordinators_file_says_both(kept):
         decode(CoordinatorSettings, {**table, "freeze": "head"})
 
 
-def test_a_name_in_another_folder_is_the_same_file():
+def test_a_file_name_with_a_folder_names_the_same_file():
     digest = hashlib.sha256(b"").hexdigest()
     named = FirstWeights(f"/some/where/w.safetensors@sha256:{digest}")
     assert (named.name, named.sha256) == ("w.safetensors", digest)
@@ -351,7 +351,7 @@ def test_a_name_in_another_folder_is_the_same_file():
 
 
 @pytest.mark.slow
-def test_the_page_about_it_writes_a_file_that_a_run_begins_with(tmp_path, kept):
+def test_the_program_of_the_page_writes_a_file_with_which_a_run_can_begin(tmp_path, kept):
     """The test makes no download: it uses untrained weights in place of those of ImageNet."""
     page = (Path(__file__).parents[3] / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
     program = page.partition("```python\n")[2].partition("```")[0]
@@ -366,7 +366,7 @@ def test_the_page_about_it_writes_a_file_that_a_run_begins_with(tmp_path, kept):
     assert sum(p.numel() for p in model.parameters()) == 11_181_642 and "11,181,642" in page
 
 
-def test_a_run_with_a_frozen_backbone_sends_and_costs_what_is_left(tmp_path):
+def test_a_run_with_a_frozen_backbone_sends_only_the_head(tmp_path):
     common = simulation(tmp_path / "common", "fedavg")
     chosen = replace(common.plan, freeze="backbone", network=NETWORK)
     run = Simulation(chosen, common.shards, common.policy, tmp_path / "frozen").run()
@@ -384,7 +384,7 @@ def test_a_run_with_a_frozen_backbone_sends_and_costs_what_is_left(tmp_path):
     "name, hyper",
     few([*((name, {}) for name in METHODS), ("fednh", {"fixed_scale": True, "final_fit": True})], 4),
 )
-def test_a_round_of_every_method_ends_with_a_head_alone_above_a_frozen_backbone(name, hyper):
+def test_each_method_leaves_a_frozen_backbone_unchanged_in_a_round(name, hyper):
     known = load(name).Hyper.__dataclass_fields__
     short = {key: value for key, value in LOCAL.items() if key in known}
     made = Plan(name, 3, 1, 1, 16, NETWORK, {**short, **hyper}, freeze="backbone")
@@ -407,7 +407,7 @@ def large(part):
     return Shard(F.interpolate(part.x, size=16), part.y)
 
 
-def test_norms_of_a_frozen_backbone_count_nothing_and_use_what_they_have():
+def test_batch_norms_of_a_frozen_backbone_use_and_keep_their_running_statistics():
     model = plan(freeze="backbone").model().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -66,14 +66,14 @@ FULL_BYTES = (
 
 
 @pytest.mark.parametrize("method", DIGESTS)
-def test_the_plan_of_a_method_has_the_hash_that_it_always_had(method):
+def test_the_plan_of_a_method_has_the_same_hash_as_in_earlier_versions(method):
     assert Plan(method, 10, 50).digest.hex() == DIGESTS[method]
 
 
-def test_every_method_of_the_package_has_one():
+def test_the_table_has_a_hash_for_every_method_of_the_package():
     here = Path(methods.__file__).parent  # Tests add their own shapes to the package.
     assert {name for name in names() if (here / f"{name}.py").exists()} == set(DIGESTS)
 
 
-def test_a_plan_with_everything_set_has_the_bytes_that_it_always_had():
+def test_a_plan_with_all_settings_has_the_same_bytes_as_in_earlier_versions():
     assert FULL.encode() == FULL_BYTES and read_plan(FULL_BYTES) == FULL

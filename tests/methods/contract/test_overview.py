@@ -21,19 +21,19 @@ from tests.support.few_methods import of_each_shape
 from tools.pages import methods as page
 from tools.pages.given_away import GIVEN_AWAY
 
-# The methods whose messages docs/methods.md describes; the page says of the others which arrays they send.
+# The methods whose messages docs/methods.md describes; for the other methods, the page states which arrays they send.
 NEWER = {
     "apfl", "ditto", "fed3r", "fedadagrad", "fedadam", "fedavgm", "fedcof", "feddap", "feddyn", "fedgh", "fedgram",
     "fedheal", "fedncm", "fednova", "fedpcl", "fedper", "fedpft", "fedyogi", "ghofl", "scaffold", "tinyproto",
 }  # fmt: skip
 
 
-def test_the_page_of_all_methods_is_what_their_files_say():
+def test_the_page_of_all_methods_equals_the_generated_page():
     """If it is not, run `python -m tools.pages`."""
     assert page.PAGE.read_text(encoding="utf-8") == page.generate()
 
 
-def test_the_page_says_of_the_newer_methods_what_an_answer_gives_away_and_to_whom():
+def test_the_page_states_for_newer_methods_what_an_update_reveals_and_to_whom():
     assert {*GIVEN_AWAY} == NEWER and {*GIVEN_AWAY} <= {*names()}
     to_all = {name for name, (what, _) in GIVEN_AWAY.items() if "every other device receives" in what}
     assert to_all == {"fedpcl", "feddap"}
@@ -43,7 +43,7 @@ def test_the_page_says_of_the_newer_methods_what_an_answer_gives_away_and_to_who
 
 
 @pytest.mark.parametrize("name", of_each_shape(names()))
-def test_what_stays_on_a_device_is_said_of_each_method_that_keeps_something_there(name):
+def test_each_method_whose_device_keeps_a_state_describes_it_in_private(name):
     method = load(name)
     server, clients = (
         server_of(method, method.Hyper(), norm=True),
@@ -56,7 +56,7 @@ def test_what_stays_on_a_device_is_said_of_each_method_that_keeps_something_ther
     )
 
 
-def test_all_methods_are_printed_with_what_they_send(capsys):
+def test_the_command_methods_prints_each_method_with_the_bytes_that_it_sends(capsys):
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
@@ -75,7 +75,7 @@ def listed(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_numbers_of_the_list_are_counted_with_the_network_that_a_device_holds(name):
+def test_the_bytes_in_the_list_are_computed_with_the_network_of_a_device(name):
     plan = listed(name)
     nobodys = Shard(torch.zeros(0, 3, 32, 32), torch.zeros(0, dtype=torch.int64))
     model = plan.client_half(nobodys, "a").model
@@ -90,14 +90,16 @@ def first_weights(plan):
     return bytes_by_kind(next(server.round()).payload)["weights"]
 
 
-def test_the_weights_that_the_list_says_come_down_are_those_of_a_first_broadcast():
+def test_the_downloaded_weights_in_the_list_equal_those_of_a_first_broadcast():
     told = {name: overview(name).cost.bytes_down.get("weights") for name in METHODS}
     sent = {name: first_weights(listed(name)) for name, weights in told.items() if weights}
     assert sent == {name: weights for name, weights in told.items() if weights}
-    assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], "of what a half has made another network of"
+    assert sent["fedsr"] > sent["fedavg"] > sent["fednh"], (
+        "the network of the half counts, not that of the plan"
+    )
 
 
-def test_a_file_that_does_not_begin_as_others_do_is_refused_with_what_it_lacks(monkeypatch):
+def test_a_method_whose_docstring_has_another_form_is_refused_with_the_needed_form(monkeypatch):
     other = ModuleType("protofleet.methods.fedavg", "Averages models.")
     other.METHOD = fedavg.METHOD
     monkeypatch.setitem(sys.modules, "protofleet.methods.fedavg", other)

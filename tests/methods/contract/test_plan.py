@@ -15,7 +15,7 @@ from protofleet.protocol.settings.reader import SettingsError
 OWN = Network("cnn4", 64)
 
 
-def test_a_run_says_which_networks_it_is_about():
+def test_network_words_names_all_networks_of_a_run():
     named = FirstWeights("w.safetensors@sha256:" + "a" * 64)
     common = "fml", 3, 1, 0, 16, Network("cnn_bn")
     assert Plan("fedavg", *common[1:]).network_words == "cnn_bn"
@@ -25,7 +25,7 @@ def test_a_run_says_which_networks_it_is_about():
     assert frozen.network_words == "cnn_bn, first weights w.safetensors, backbone frozen"
 
 
-def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():
+def test_a_device_may_have_its_own_network_if_the_method_shares_no_weights():
     plan = Plan("fedproto", 3, 1, network=Network("cnn_bn", 64))
     assert type(plan.device_model(OWN).features) is type(plan.model().features)
     assert plan.device_model(OWN).embedding_size == plan.model().embedding_size == 64
@@ -33,7 +33,7 @@ def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():
     assert sizes[0] != sizes[1]
 
 
-def test_a_method_that_averages_weights_refuses_another_network_and_names_those_that_do_not():
+def test_another_network_is_refused_by_fedavg_and_the_error_names_methods_that_allow_it():
     with pytest.raises(
         SettingsError,
         match=r"fedavg needs the same network .*: network.name is cnn4 on .* and cnn_bn in the run;.*fedproto",
@@ -54,7 +54,7 @@ def test_another_layer_or_pool_or_projector_of_a_device_is_refused_with_both_val
     assert words in str(refused.value) and "leave `network` out on the device" in str(refused.value)
 
 
-def test_the_run_s_own_network_is_no_other_one():
+def test_a_device_may_name_the_same_network_as_the_run():
     plan = Plan("fedavg", 3, 1, network=OWN)
     assert type(plan.device_model(OWN)) is type(plan.device_model(None))
 
@@ -66,14 +66,14 @@ def test_the_run_s_own_network_is_no_other_one():
         (Network("mlp", 64), "mlp gives 16; set network.embedding_size = 64 on"),
     ],
 )
-def test_another_embedding_size_is_refused_with_the_way_out(own, words):
+def test_another_embedding_size_is_refused_with_the_setting_that_helps(own, words):
     """In mlp, a projector follows the features, so another number of features would not help."""
     with pytest.raises(SettingsError, match=f"prototypes have 64 numbers.* {words}"):
         Plan("fedproto", 3, 1, network=Network("cnn_bn", 64)).device_model(own)
 
 
 @pytest.mark.parametrize("method", ["lgfedavg", "fedpall"])
-def test_another_kind_of_head_is_refused_where_the_head_is_shared_and_taken_where_it_is_not(method):
+def test_another_kind_of_head_is_refused_only_if_the_method_shares_the_head(method):
     run, own = Network("cnn_bn", 64), Network("cnn4", 64, head="mlp")
     words = (
         f"{method} shares the head: the run's head is linear, but .*cnn4 is mlp; set network.head = 'linear'"
@@ -83,7 +83,7 @@ def test_another_kind_of_head_is_refused_where_the_head_is_shared_and_taken_wher
     assert Plan("fedproto", 3, 1, network=run).device_model(own).embedding_size == 64
 
 
-def test_who_may_mix_is_who_sends_no_weights_but_those_of_what_is_alike():
+def test_methods_for_mixed_networks_send_weights_only_of_the_parts_that_all_share():
     """A method that sends weights of the whole network cannot mix networks, even if its file says so."""
     for name in names():
         plan = Plan(name, 3, 1, size=16, network=Network("cnn23"))
@@ -97,7 +97,7 @@ def test_who_may_mix_is_who_sends_no_weights_but_those_of_what_is_alike():
     assert set(methods_for_mixed_networks()) <= set(names())
 
 
-def test_a_method_that_reads_the_number_of_rounds_says_why_this_number_cannot_change():
+def test_a_method_that_reads_the_number_of_rounds_states_why_it_cannot_change():
     """A statistics method only tells a lack of samples in the last planned round, and this may be earlier."""
     harmless = "protofleet.methods.parts.statistics"
     for name in names():
@@ -109,7 +109,7 @@ def test_a_method_that_reads_the_number_of_rounds_says_why_this_number_cannot_ch
         assert bool(reads) == bool(load(name).fixed_rounds), f"{name}: {reads}"
 
 
-def test_a_deep_head_is_fedpall_s_classifier():
+def test_the_head_mlp_is_the_classifier_of_fedpall():
     net = Plan("fedavg", 10, 1, network=Network("cnn_bn", 256, head="mlp")).model()
     linear = [m for m in net.head.modules() if isinstance(m, torch.nn.Linear)]
     assert [m.out_features for m in linear] == [512, 512, 10] and linear[0].in_features == 256
@@ -117,7 +117,7 @@ def test_a_deep_head_is_fedpall_s_classifier():
         Network("cnn_bn", head="deep")
 
 
-def test_grey_images_need_networks_for_one_channel():
+def test_a_plan_may_have_1_or_3_channels():
     plan = Plan("fedavg", 10, 1, size=28, network=Network("cnn_mnist"), channels=1)
     assert sum(p.numel() for p in plan.model().parameters()) == 582_026
     assert read_plan(plan.encode()) == plan
@@ -137,14 +137,14 @@ def test_any_network_can_have_a_projector():
 
 
 @pytest.mark.parametrize("shape", [(128,), (6, 128), (3, 32, 48), (5, 16, 16), (1, 4, 4)])
-def test_a_plan_names_a_shape_where_size_and_channels_cannot_say_it(shape):
+def test_a_plan_contains_a_shape_for_samples_that_are_not_square_images(shape):
     plan = Plan("fedavg", 2, 1, network=Network("mlp"), shape=shape)
     table = json.loads(plan.encode())
     assert tuple(table["shape"]) == shape and not {"size", "channels"} & table.keys()
     assert read_plan(plan.encode()) == plan and plan.input_shape == InputShape(shape)
 
 
-def test_a_plan_of_square_images_has_one_form_however_its_shape_was_said():
+def test_a_plan_of_square_images_has_the_same_bytes_with_shape_and_with_size():
     """Otherwise devices of earlier versions would leave, and each stored plan would get another hash."""
     said, short = Plan("fedavg", 2, 1, shape=(1, 28, 28)), Plan("fedavg", 2, 1, size=28, channels=1)
     assert said.encode() == short.encode() and b"shape" not in said.encode()
@@ -164,6 +164,6 @@ def test_a_plan_of_square_images_has_one_form_however_its_shape_was_said():
         ({"shape": (6, 0)}, "each number must be at least 1 and at most 65_536"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_with_value_and_limit(wrong, told):
+def test_an_impossible_shape_is_refused_with_value_and_limit(wrong, told):
     with pytest.raises(ValueError, match=told):
         Plan("fedavg", 2, 1, **wrong)

@@ -31,7 +31,7 @@ def builder(limits=None, train=None, network=None):
 
 
 @pytest.mark.parametrize("method", names())
-def test_a_half_that_is_within_its_limits_is_the_half_that_it_always_was(method):
+def test_a_half_within_the_limits_equals_a_half_that_is_built_without_limits(method):
     made, plain = builder().build(plan(method)), plan(method).client_half(shard(0).train, "a")
     states = made.state(), plain.state()
     assert states[0].keys() == states[1].keys()
@@ -42,16 +42,16 @@ def test_a_half_that_is_within_its_limits_is_the_half_that_it_always_was(method)
 
 
 @pytest.mark.parametrize("width", [10**7, 10**9, 10**15, 10**18, 10**30])
-@pytest.mark.parametrize("part_of_it", ["feature_size", "embedding_size"])
-def test_a_network_of_any_width_is_refused_in_one_line(width, part_of_it):
-    wide = replace(plan("fedavg"), network=Network("mlp", **{part_of_it: width}))
+@pytest.mark.parametrize("setting", ["feature_size", "embedding_size"])
+def test_a_network_of_any_width_is_refused_in_one_line(width, setting):
+    wide = replace(plan("fedavg"), network=Network("mlp", **{setting: width}))
     with pytest.raises(SettingsError, match=r"limits.memory_bytes = 1,000,000,000|cannot be made") as error:
         builder(DeviceLimits(memory_bytes=10**9)).build(wide)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("change", [{"size": 10**5}, {"size": 10**9}, {"seed": 2**70}])
-def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
+def test_a_size_or_seed_beyond_all_bounds_is_refused_in_one_line(change):
     with pytest.raises(ValueError, match=r"limits.memory_bytes|cannot be made|at most 65_536") as error:
         builder(DeviceLimits(memory_bytes=10**9)).build(
             replace(plan("fedavg"), network=Network("cnn4"), **{"size": 16, **change})
@@ -59,7 +59,7 @@ def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
     assert "\n" not in str(error.value)
 
 
-def test_a_batch_takes_no_more_memory_than_there_are_samples():
+def test_the_memory_of_a_batch_is_limited_by_the_number_of_samples():
     many = plan("fedavg", batch=10**9)
     train = part(200, 1, 0.0)
     one = activation_bytes(many.client_half(train, "a"), train.x, many.input_shape)
@@ -70,7 +70,7 @@ def test_a_batch_takes_no_more_memory_than_there_are_samples():
         builder(DeviceLimits(memory_bytes=least - 1), train).build(many)
 
 
-def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
+def test_the_memory_of_one_sample_does_not_depend_on_the_number_of_samples():
     few, many = part(2, 1, 0.0), part(2000, 1, 0.0)
     made = plan("fedavg")
     half, shape = made.client_half(few, "a"), made.input_shape
@@ -93,7 +93,7 @@ MAP = 4 * 16 * 16
         ("fedkd", 2, 2, MAP),
     ],
 )
-def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_keeps_its_pass(
+def test_the_memory_includes_each_network_that_is_held_and_each_pass_that_is_trained(
     method, networks, trained, besides
 ):
     alone, several, train = plan("fedavg"), plan(method), part(20, 1, 0.0)
@@ -108,7 +108,7 @@ def test_every_network_that_a_method_holds_counts_and_every_one_that_it_trains_k
 
 
 @pytest.mark.parametrize(("batch", "step"), [(6, 8), (24, 24)])
-def test_public_images_and_their_cosines_count_and_a_step_takes_as_many_as_a_batch_of_them(batch, step):
+def test_the_memory_includes_public_images_and_their_cosines_and_the_larger_batch(batch, step):
     train, public = part(20, 1, 0.0), PublicSet(samples=48, batch=batch)
     made = replace(plan("fcclplus"), public=public)
     model = sum(value.nbytes for value in made.model().state_dict().values())
@@ -120,9 +120,9 @@ def test_public_images_and_their_cosines_count_and_a_step_takes_as_many_as_a_bat
         builder(DeviceLimits(memory_bytes=least - 1), train).build(made)
 
 
-def test_public_images_that_are_too_many_are_refused_before_there_is_one():
+def test_too_many_public_images_are_refused_before_one_is_made():
     def images(size):
-        raise AssertionError("nobody should have made them")
+        raise AssertionError("no image must be made")
 
     public = PublicSet("digits", samples=1 << 20, batch=2, sha256="ab" * 32)
     made = replace(plan("fcclplus"), public=public)
@@ -133,7 +133,7 @@ def test_public_images_that_are_too_many_are_refused_before_there_is_one():
         few.build(made)
 
 
-def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
+def test_images_that_do_not_fit_the_network_are_refused_before_the_training():
     words = (
         r"does not take this device's images \[3, 8, 8\], because the run's samples are images \[3, 16, 16\]; set "
         r"data.size = 16 on this device if its source can give such samples, or size = 8 in the run"
@@ -162,7 +162,7 @@ NETWORK = network(lambda shape, classes, feature_size: Net(Flat(), {said}, class
         (12, " @ x", r":8: the run's network does not take this device's images \[3, 8, 8\]: "),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_somebody_s_own_network_names_its_file(tmp_path, said, fault, told):
+def test_an_error_in_a_plug_in_network_names_its_file(tmp_path, said, fault, told):
     path = tmp_path / "own.py"
     path.write_text(OWN.format(said=said, fault=fault))
     made, _ = from_file(path, None)
@@ -170,7 +170,7 @@ def test_what_is_wrong_with_somebody_s_own_network_names_its_file(tmp_path, said
         builder().build(replace(plan("fedavg"), network=Network("own", plugin=made.sha256)))
 
 
-def test_samples_of_another_size_than_the_plan_s_are_not_the_fault_of_somebody_s_own_network(tmp_path):
+def test_the_error_for_samples_of_a_wrong_size_names_no_line_of_a_plug_in_network(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(OWN.format(said=3 * 16 * 16, fault="").replace("[:, :12]", ""))
     made, _ = from_file(path, None)
@@ -181,7 +181,7 @@ def test_samples_of_another_size_than_the_plan_s_are_not_the_fault_of_somebody_s
         builder().build(replace(plan("fedavg"), network=own, size=16))
 
 
-def test_state_on_the_disk_and_epochs_have_their_limits():
+def test_disk_bytes_and_epochs_have_limits():
     with pytest.raises(SettingsError, match=r"which is more than this device's limits.disk_bytes = 9,999"):
         builder(DeviceLimits(disk_bytes=9999)).build(plan("fedproto"))
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_state_on_the_disk_and_epochs_have_their_limits():
         builder(DeviceLimits(epochs=6)).build(plan("fedavg", epochs=7))
 
 
-def test_limits_are_a_table_of_the_device_s_settings():
+def test_the_settings_of_a_device_have_a_table_limits():
     made = decode(DeviceSettings, {"name": "a", "limits": {"memory_bytes": 5, "epochs": 7}})
     assert made.limits == DeviceLimits(memory_bytes=5, epochs=7)
     for wrong in ({"epochs": 0}, {"memory_bytes": -1}, {"work_seconds": 0.0}, {"disk_bytes": 0}):
@@ -199,7 +199,7 @@ def test_limits_are_a_table_of_the_device_s_settings():
     assert total_memory(CPU) > 1 << 28
 
 
-def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
+def test_work_beyond_its_deadline_ends_at_the_next_check():
     now = [0.0]
     deadline = Deadline(lambda: now[0])
 
@@ -216,7 +216,7 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
     deadline.check()  # Between two pieces of work there is no deadline.
 
 
-def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_durable_state(tmp_path):
+def test_a_half_whose_work_was_aborted_continues_from_its_last_durable_state(tmp_path):
     """The half trained and then died, so no later answer may contain what it learned until then."""
     policy = RunPolicy(
         **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
@@ -255,7 +255,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
         ("fedprox", {"epochs": 1001}, "1,001"),
     ],
 )
-def test_epochs_under_any_name_count_together(method, settings, takes):
+def test_the_limit_of_epochs_applies_to_the_sum_of_all_epoch_settings(method, settings, takes):
     """Earlier only `epochs` was checked, so the two epochs settings of FedRep passed any limit."""
     with pytest.raises(
         SettingsError, match=rf"takes {takes} epochs, which is more than this device's limits.epochs = 1,000"
@@ -263,5 +263,5 @@ def test_epochs_under_any_name_count_together(method, settings, takes):
         builder().build(replace(plan(method), hyper=settings))
 
 
-def test_epochs_of_the_server_are_no_device_s():
+def test_server_epochs_do_not_count_for_the_limit_of_a_device():
     builder(DeviceLimits(epochs=50)).build(replace(plan("fedtgp"), hyper={"server_epochs": 60}))

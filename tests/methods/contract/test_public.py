@@ -44,19 +44,19 @@ def half(made, public=None):
         (3, 2, (3,)),
     ],
 )
-def test_no_batch_has_one_image_and_none_is_left_out(samples, batch, sizes):
+def test_no_batch_has_only_one_image_and_no_image_is_left_out(samples, batch, sizes):
     public = PublicSet(samples=samples, batch=batch)
     assert public.batches == sizes and sum(sizes) == samples
     assert public.pairs == sum(n * n - n for n in sizes)
 
 
-def test_the_drawn_images_are_those_that_they_always_were():
+def test_the_generated_images_are_the_same_as_in_earlier_versions():
     images = PublicSet().draw(HASHED)
     assert images.shape == (512, 3, 32, 32) and images.dtype == np.uint8
     assert sha256_of(images) == USUAL
 
 
-def test_images_differ_from_each_other_and_with_the_seed_and_fewer_are_the_first_ones():
+def test_the_generated_images_differ_from_each_other_and_between_seeds():
     images = drawn(40, 0, 16, 16)
     assert len({image.tobytes() for image in images}) == 40
     assert not (drawn(40, 1, 16, 16) == images).all()
@@ -65,19 +65,19 @@ def test_images_differ_from_each_other_and_with_the_seed_and_fewer_are_the_first
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_device_has_them_in_its_runs_size_and_colours_as_it_has_its_own(channels):
+def test_a_device_has_the_public_images_in_the_size_and_channels_of_the_run(channels):
     batches = half(plan(PublicSet(samples=9, batch=6), channels=channels)).public
     assert [tuple(x.shape) for x in batches] == [(6, channels, 8, 8), (3, channels, 8, 8)]
     whole = torch.cat(list(batches))
     assert whole.dtype is torch.float32 and -1 <= float(whole.min()) < float(whole.max()) <= 1
 
 
-def test_the_server_half_knows_how_many_there_are_and_has_none():
+def test_the_server_half_knows_the_number_of_public_images():
     server = plan(PublicSet(samples=9, batch=6)).server_half()
     assert server.public.batches == (6, 3)
 
 
-def test_a_coordinator_puts_the_hash_into_the_plan():
+def test_a_coordinator_puts_the_hash_of_the_public_set_into_the_plan():
     table = {"name": "a", "rounds": 1, "classes": 4, "method": {"name": "fcclplus"}}
     made = decode(CoordinatorSettings, table).plan()
     assert made.public == PublicSet(sha256=USUAL)
@@ -86,7 +86,7 @@ def test_a_coordinator_puts_the_hash_into_the_plan():
     assert made.digest != replace(made, public=replace(made.public, seed=1)).digest
 
 
-def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes():
+def test_a_device_with_other_public_images_refuses_the_plan_with_both_hashes():
     other = plan(PublicSet(sha256="ab" * 32))
     with pytest.raises(
         SettingsError,
@@ -95,7 +95,7 @@ def test_a_device_that_draws_other_images_refuses_the_plan_and_says_both_hashes(
         half(other)
 
 
-def test_a_set_of_files_takes_a_hash_and_the_way_to_it_is_said():
+def test_a_public_set_of_files_without_a_hash_is_refused_with_the_command_for_it():
     with pytest.raises(
         SettingsError,
         match="public.sha256 is missing.*`protofleet public-set digits --domain mnist --samples 40",
@@ -107,7 +107,7 @@ def test_a_set_of_files_takes_a_hash_and_the_way_to_it_is_said():
         decode(CoordinatorSettings, settings)
 
 
-def test_a_method_without_public_images_is_refused_them():
+def test_a_public_set_is_refused_for_a_method_that_uses_none():
     assert agreed_public_set("fedavg", None) is None
     with pytest.raises(SettingsError, match="fedavg uses no public set, .* shapes, 512 images.*fcclplus"):
         Plan("fedavg", 3, 1, public=PublicSet())
@@ -122,15 +122,15 @@ def test_a_method_without_public_images_is_refused_them():
         ({"domain": "mnist"}, "domain is 'mnist', but generated images have no domain"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_limit(setting, message):
+def test_an_impossible_public_set_is_refused_with_the_limit(setting, message):
     with pytest.raises((SettingsError, ValueError), match=message):
         PublicSet(**setting)
 
 
-# Of a data source
+# Public images from a data source
 
 
-def test_what_the_command_prints_is_what_a_run_says_and_its_devices_find(capsys):
+def test_the_command_public_set_prints_settings_with_which_a_device_finds_the_images(capsys):
     command = ["public-set", "digits", "--domain", "mnist", "--samples", "40", "--batch", "16", "--seed", "3"]
     assert main(command) == 0
     public = decode(PublicSet, parse_toml(capsys.readouterr().out.encode(), "printed")["public"])
@@ -142,7 +142,7 @@ def test_what_the_command_prints_is_what_a_run_says_and_its_devices_find(capsys)
     assert torch.equal(torch.cat(list(found)), (torch.from_numpy(again) * 2.0 - 255) / 255)
 
 
-def test_other_files_than_the_runs_are_refused():
+def test_files_with_another_hash_than_that_of_the_run_are_refused():
     made = plan(replace(MNIST, sha256="cd" * 32))
     with pytest.raises(SettingsError, match="digits mnist, 40 images, seed 3.*put the same files"):
         half(made, public_images(made, DATA, Shards()))
@@ -161,7 +161,9 @@ def test_other_files_than_the_runs_are_refused():
     ],
     ids=["too many", "source", "domain", "files"],
 )
-def test_a_device_that_has_no_such_images_says_so_in_one_line(public, message, tmp_path, monkeypatch):
+def test_a_device_without_the_public_images_refuses_the_plan_in_one_line(
+    public, message, tmp_path, monkeypatch
+):
     if public.source == "cifar100":
         monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path))
     made = plan(replace(public, sha256="cd" * 32))
@@ -170,12 +172,12 @@ def test_a_device_that_has_no_such_images_says_so_in_one_line(public, message, t
     assert "\n" not in str(found.value)
 
 
-def test_where_a_device_is_given_no_images_of_files_the_plan_is_refused():
+def test_a_plan_with_a_public_set_of_files_is_refused_by_a_device_without_it():
     with pytest.raises(SettingsError, match="the run's public set is digits mnist, .*has no public set"):
         half(plan(MNIST))
 
 
-def test_files_without_a_hash_are_refused_by_a_device_too_and_not_the_drawn_ones():
+def test_a_device_refuses_a_public_set_without_a_hash_only_if_it_is_of_files():
     """A plan from the wire may have no hash, even if our coordinators always send one."""
     made = read_plan(plan(MNIST).encode())
     with pytest.raises(
@@ -185,7 +187,7 @@ def test_files_without_a_hash_are_refused_by_a_device_too_and_not_the_drawn_ones
     assert half(read_plan(plan(PublicSet(samples=9, batch=6)).encode())).public
 
 
-def test_the_drawn_ones_come_from_no_data():
+def test_generated_public_images_need_no_data_source():
     assert public_images(plan(), DATA, Shards()) is None
     assert public_images(plan(PublicSet(seed=4)), DATA, Shards()) is None
 
@@ -199,7 +201,7 @@ def test_the_drawn_ones_come_from_no_data():
         (["--domain", "mnist"], "domain is 'mnist', but generated images have no domain"),
     ],
 )
-def test_the_command_refuses_what_cannot_be_in_one_line(words, message, capsys):
+def test_the_command_public_set_refuses_wrong_options_in_one_line(words, message, capsys):
     assert main(["public-set", *words]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1

@@ -33,12 +33,12 @@ def bytes_by_kind(arrays):
 @pytest.mark.parametrize(
     "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names()]
 )
-def test_the_arrays_of_every_method_have_the_bytes_that_its_cost_says(method):
+def test_the_arrays_of_every_method_have_the_bytes_that_its_cost_states(method):
     found, cost = found_for(method)
     assert bytes_by_kind(found.up) == cost.bytes_up and bytes_by_kind(found.down) == cost.bytes_down
 
 
-def test_a_round_has_the_shapes_that_devices_send_and_names_the_phase():
+def test_the_arrays_of_a_round_have_a_phase_and_the_shapes_that_devices_send():
     found, _ = found_for("fedpall")
     up = {(one.phase, one.name): one.shape for one in found.up}
     assert up["train", "prototypes"] == (10, 512) and up["mix", "features"] == (240, 512)

@@ -43,7 +43,7 @@ def parts(noise, devices, enough):
 
 @pytest.mark.parametrize("colluders", [0, 1])
 @pytest.mark.parametrize("roster, largest", [(3, 3), (4, 4), (10, 10), (5, 10)])
-def test_the_fewest_devices_without_the_colluders_add_all_of_the_noise(roster, largest, colluders):
+def test_the_fewest_devices_without_the_colluders_add_the_full_noise(roster, largest, colluders):
     noise = shared_noise(replace(DP, colluders=colluders), SECAGG, 20_000, largest)
     enough = enough_of(roster, SECAGG.least)
     total = np.sum(parts(noise, enough - colluders, enough), axis=0)
@@ -79,14 +79,14 @@ def test_a_plan_whose_sum_could_wrap_is_refused():
 
 
 @pytest.mark.parametrize("least", range(3, 20))
-def test_as_many_colluders_are_allowed_as_cannot_have_two_sums_signed_in_any_roster(least):
+def test_the_most_colluders_cannot_get_two_sums_signed_in_any_roster(least):
     most = most_colluders(least)
     fits = [most < least and most < 2 * threshold(n) - n for n in range(least, 100)]
     more = [most + 1 < least and most + 1 < 2 * threshold(n) - n for n in range(least, 100)]
     assert all(fits) and not all(more)
 
 
-def test_more_colluders_are_refused_with_both_settings():
+def test_too_many_colluders_are_refused_with_both_settings():
     assert made(replace(DP, colluders=1)).dp.colluders == 1
     with pytest.raises(
         SettingsError, match=r"colluders is 2, but with secagg\.least = 3 it must be at most 1"
@@ -102,9 +102,7 @@ def test_colluders_without_masked_sums_are_refused():
 
 @pytest.mark.parametrize("method, products", [("fedncm", False), ("fed3r", True)])
 @pytest.mark.parametrize("bits, devices", [(24, 3), (32, 6), (32, MOST_DEVICES)])
-def test_the_words_hold_the_sums_over_the_most_samples_and_the_largest_noise_of_all_devices(
-    method, products, bits, devices
-):
+def test_the_words_hold_the_sum_over_the_most_samples_with_the_largest_noise(method, products, bits, devices):
     dp, secagg = replace(SAMPLES, epsilon=2.0, colluders=1), SecaggSettings(bits=bits)
     one = made(dp, secagg, method).sums
     most = most_samples(dp, secagg, devices, one)
@@ -122,7 +120,7 @@ def test_the_words_hold_the_sums_over_the_most_samples_and_the_largest_noise_of_
     assert 0.95 * 2 ** (bits - 1) < devices * steps < 2 ** (bits - 1)
 
 
-def test_words_that_hold_no_sample_beside_the_noise_are_refused_with_the_bits():
+def test_words_without_room_for_one_sample_and_the_noise_are_refused_with_the_bits():
     with pytest.raises(
         SettingsError, match=r"no room for a single sample beside the noise; set secagg\.bits = 32"
     ):
@@ -187,11 +185,11 @@ def attack(colluders, unit="device"):
 
 
 @pytest.mark.parametrize("colluders, unit", [(0, "device"), (1, "device"), (1, "sample")])
-def test_the_claim_is_not_below_what_an_attack_on_the_sum_finds(colluders, unit):
+def test_the_epsilon_that_an_attack_on_the_sum_finds_is_at_most_the_stated_epsilon(colluders, unit):
     assert 0.4 < attack(colluders, unit) <= EPSILON
 
 
 @pytest.mark.parametrize("colluders, unit", [(0, "device"), (1, "device"), (1, "sample")])
-def test_half_the_noise_is_found_by_the_same_attack(colluders, unit, monkeypatch):
+def test_the_same_attack_finds_that_half_of_the_noise_is_too_little(colluders, unit, monkeypatch):
     monkeypatch.setattr(mechanism, "discrete_gaussian", lambda sigma: discrete_gaussian(sigma / 2))
     assert attack(colluders, unit) > EPSILON

@@ -25,7 +25,7 @@ def flags():
         "fills": deterministic.fill_uninitialized_memory,
         "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark],
         "matmul": torch.get_float32_matmul_precision(),
-        "empty": torch.empty(3).isnan().all().item(),  # it is filled so that reading it is no accident
+        "empty": torch.empty(3).isnan().all().item(),  # torch fills it, so that its values do not depend on chance
     }
 
 def unrepeatable():
@@ -96,7 +96,7 @@ def judge():
 torch.set_num_threads(1)
 judge()
 alone = min(judge() for _ in range(5))
-torch.set_num_threads(8)  # as where a machine has so many cores
+torch.set_num_threads(8)  # as on a machine with so many cores
 inbox = queue.SimpleQueue()
 worker = ThreadWorker(inbox, begin=one_thread_here(THREADS))
 worker.submit(torch.get_num_threads, print)
@@ -116,13 +116,13 @@ def in_a_fresh_process(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_same_flags_are_set_as_by_torchs_own_call_and_no_compiler_is_imported():
+def test_compute_deterministically_sets_the_same_flags_as_torch_without_a_compiler():
     before, after, found = json.loads(in_a_fresh_process(FLAGS, *COMPILER))
     assert before == after and not before["enabled"]
     for how, (ours, theirs) in found.items():
         assert ours[:2] == theirs[:2]
         assert ours[0]["enabled"] and ours[0]["warns"] == (how == "warn")
-        assert ours[1] and "put_" in str(ours[1]), "an operation that cannot repeat its bits is told of"
+        assert ours[1] and "put_" in str(ours[1]), "an operation that cannot repeat its bits must be reported"
         assert ours[2] == []
         assert theirs[2], "torch's own call imports no compiler any longer, and ours is not needed"
 
@@ -135,8 +135,8 @@ def test_a_round_of_every_method_imports_no_compiler():
 
 
 @pytest.mark.parametrize("threads", [pytest.param(0, marks=pytest.mark.slow), 3])
-def test_the_loop_judges_by_one_thread_and_the_worker_has_those_of_the_settings(threads):
+def test_the_event_loop_uses_one_thread_and_the_worker_the_threads_of_the_settings(threads):
     program = THREADS.replace("THREADS)", f"{threads})")
     of_the_worker, of_the_loop, ratio = in_a_fresh_process(program).split()
     assert (int(of_the_worker), int(of_the_loop)) == (threads or 8, 1)
-    assert float(ratio) < 2.0, "as fast as where torch has one thread everywhere"
+    assert float(ratio) < 2.0, "must be as fast as with one thread of torch in all threads"

@@ -1,7 +1,7 @@
 """Tests that the rows in a task state the same rules by which the coordinator judges answers.
 
 An answer that keeps to the rows is accepted, and an answer that breaks any of them is refused. The answers are made
-from the bytes of the rows, as a client does that knows no method.
+from the bytes of the rows, like those of a client that knows no method.
 """
 
 import contextlib
@@ -212,7 +212,7 @@ def judged(ask, answer):
 @pytest.mark.parametrize("method", of_each_shape(names()))
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=10, deadline=None)
-def test_what_is_made_from_the_rows_alone_is_taken(method, seed):
+def test_an_answer_that_is_made_from_the_rows_alone_is_accepted(method, seed):
     for ask in questions(method):
         assert judged(ask, Client(ask, seed).answer()) is None
 
@@ -220,7 +220,7 @@ def test_what_is_made_from_the_rows_alone_is_taken(method, seed):
 @pytest.mark.parametrize("method", of_each_shape(names()))
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=3, deadline=None)
-def test_what_breaks_any_of_the_rows_is_refused(method, seed):
+def test_an_answer_that_breaks_any_rule_of_the_rows_is_refused(method, seed):
     for ask in questions(method):
         client = Client(ask, seed)
         good = client.answer(least=2)
@@ -230,13 +230,13 @@ def test_what_breaks_any_of_the_rows_is_refused(method, seed):
 
 
 @pytest.mark.parametrize("method", names())
-def test_a_table_takes_less_than_a_kilobyte(method):
+def test_the_rows_of_each_method_take_less_than_a_kilobyte(method):
     assert max((len(packed(ask)) for ask in questions(method)), default=0) < ROOM
 
 
 @pytest.mark.parametrize("network", nets.names())
 @pytest.mark.parametrize("method", WEIGHING)
-def test_so_it_does_for_every_network_whose_weights_are_averaged(method, network):
+def test_the_rows_for_the_weights_of_each_network_take_less_than_a_kilobyte(method, network):
     recipe = nets.RECIPES[network]
     samples = map(InputShape, ((3, 32, 32), (1, 28, 28), (3, 224, 224), nets.SERIES))
     sample = next(one for one in samples if recipe.problem_with(one) is None)

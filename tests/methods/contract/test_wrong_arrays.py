@@ -112,7 +112,7 @@ def run(job, ask, number, arrays, before):
 
 
 @pytest.mark.parametrize("method", of_each_shape(with_own_arrays(names())))
-def test_a_device_refuses_each_wrong_array_by_its_name_and_then_takes_the_right_ones(method):
+def test_a_device_refuses_each_wrong_array_by_its_name_and_then_accepts_right_ones(method):
     made = plan(method, ROUNDS, epochs=1)
     device, taken = job_of(made), []
     for number, ask, before in list(questions(Halves(made))):

@@ -91,7 +91,7 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("block", few(range(10), 5))
-def test_partitions_of_300_random_inputs_are_those_of_the_plain_version_and_of_finch_clust(block):
+def test_300_random_inputs_are_clustered_as_by_the_plain_version_and_finch_clust(block):
     for seed in range(30 * block, 30 * block + 30):
         rows = drawn(seed)
         ours = partition(torch.from_numpy(rows)).numpy()
@@ -110,18 +110,18 @@ def test_every_tiny_input_on_a_grid_is_clustered_as_by_the_plain_version(n):
 
 
 @pytest.mark.parametrize("fifth", range(5))
-def test_every_four_rows_of_five_directions_are_clustered_as_by_the_plain_version(fifth):
+def test_four_rows_of_five_directions_are_clustered_as_by_the_plain_version(fifth):
     corners = [np.array(p, float) for p in ((0, 0), (1, 0), (0, 1), (1, 1), (-1, 0))]
     for points in itertools.product(corners, repeat=3):
         rows = np.stack([corners[fifth], *points])
         same_partition(partition(torch.from_numpy(rows)).numpy(), naive_partition(rows))
 
 
-def test_one_row_is_one_cluster_and_none_is_none():
+def test_one_row_is_one_cluster_and_no_row_is_no_cluster():
     assert partition(torch.ones(1, 3)).tolist() == [0] and partition(torch.ones(0, 3)).tolist() == []
 
 
-def test_two_or_three_rows_always_fall_together():
+def test_two_or_three_rows_are_always_one_cluster():
     for seed in range(50):
         rows = torch.randn(2 + seed % 2, 5, generator=torch.Generator().manual_seed(seed))
         assert partition(rows).unique().tolist() == [0]
@@ -137,7 +137,7 @@ def test_no_cluster_has_a_single_member(seed):
 
 @pytest.mark.parametrize("block", [64, 100, 128, 300, 4096])
 @pytest.mark.parametrize("repeated", [False, True])
-def test_blocks_and_ties_change_no_neighbour(block, repeated):
+def test_the_neighbours_do_not_depend_on_the_size_of_blocks_also_with_ties(block, repeated):
     dice = np.random.default_rng(5)
     rows = dice.integers(-2, 3, (700, 3)).astype(float) if repeated else dice.normal(size=(700, 20))
     rows[3] = 0
@@ -152,7 +152,7 @@ def naive_neighbours_fast(rows):
     return cosines.argmax(axis=1).tolist()
 
 
-def test_rows_closer_than_single_precision_can_tell_find_their_neighbours():
+def test_rows_that_single_precision_cannot_distinguish_get_the_right_neighbours():
     """Cosines that differ by 1e-9: their float32 images are equal or in the wrong order."""
     angles = np.cumsum(np.geomspace(2e-5, 9e-5, 40))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -161,18 +161,18 @@ def test_rows_closer_than_single_precision_can_tell_find_their_neighbours():
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_lengths_do_not_matter(scale):
+def test_the_neighbours_do_not_depend_on_the_lengths_of_rows(scale):
     rows = drawn(9).astype(np.float64)
     assert first_neighbours(rows * scale).tolist() == first_neighbours(rows).tolist()
 
 
-def test_the_last_level_that_shrinks_is_kept():
+def test_the_levels_end_before_all_rows_are_one_cluster():
     angles = np.deg2rad([0, 4, 10, 14, 80, 84, 92, 96])
     found = list(levels(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
     assert [len(set(level.tolist())) for level in found] == [4, 2]
 
 
-def test_rows_that_are_no_numbers_are_one_cluster():
+def test_rows_with_nan_or_infinity_are_one_cluster():
     rows = torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [0.0, 1.0], [float("inf"), 1.0]])
     assert partition(rows).tolist() == [0, 0, 0, 0]
 
@@ -192,7 +192,7 @@ def test_finch_star_averages_members_and_adds_their_weights(weighted):
         assert total[c] == sum(weights[i].item() for i in members)
 
 
-def test_finch_star_of_nothing_is_nothing():
+def test_finch_star_of_no_rows_returns_no_rows():
     means, weights = finch_star(torch.ones(0, 4), torch.ones(0, dtype=torch.int64))
     assert means.shape == (0, 4) and weights.shape == (0,)
 
@@ -229,7 +229,7 @@ def clustered(n, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [clustered(12_000, 32), torch.ones(6000, 8)], ids=["clustered", "all equal"])
-def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
+def test_memory_grows_with_the_number_of_rows_and_not_with_its_square(rows):
     list(levels(np.eye(3)))  # This call does the imports.
     table = 4 * len(rows) ** 2  # Bytes of all distances in single precision.
     assert peak_of(lambda: partition(rows)) < table / (2 if len(rows) > 10_000 else 1)
@@ -237,7 +237,7 @@ def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("PROTOFLEET_SLOW"), reason="20 s alone; PROTOFLEET_SLOW=1 runs it")
-def test_50_000_rows_of_512_take_little_more_than_the_products_of_all_pairs():
+def test_50_000_rows_take_at_most_twice_the_time_of_the_products_of_all_pairs():
     rows = clustered(50_000, 512)
     list(levels(np.eye(3)))
     began = time.monotonic()
@@ -254,7 +254,7 @@ def products_of_all_pairs(rows, block=2048):
         np.matmul(rows[i : i + block], rows[j : j + block].T)
 
 
-def test_up_to_the_bound_parts_change_no_bit_and_beyond_it_weights_are_kept():
+def test_finch_star_in_parts_equals_finch_star_up_to_the_bound_and_keeps_all_weights():
     rows, weights = torch.randn(64, 5, generator=torch.Generator().manual_seed(1)), torch.arange(1, 65)
     whole = finch_star(rows, weights)
     assert all(map(torch.equal, finch_star_in_parts(rows, weights, most=64), whole))
@@ -265,9 +265,9 @@ def test_up_to_the_bound_parts_change_no_bit_and_beyond_it_weights_are_kept():
 
 
 @pytest.mark.parametrize("how", [torch.rand, torch.zeros, torch.ones])
-def test_parts_bound_the_rows_that_are_clustered_together(how, monkeypatch):
+def test_finch_star_in_parts_clusters_at_most_the_given_number_of_rows_together(how, monkeypatch):
     seen = []
     real = finch.partition
     monkeypatch.setattr(finch, "partition", lambda x: (seen.append(len(x)), real(x))[1])
     finch_star_in_parts(how(1001, 3), torch.ones(1001), most=16)
-    assert max(seen) <= 16 and sum(seen) <= 2 * 1001 + 16, "linear in all rows"
+    assert max(seen) <= 16 and sum(seen) <= 2 * 1001 + 16, "the work must be linear in the number of rows"

@@ -7,7 +7,7 @@ import numpy as np
 from protofleet.methods.maths.finch import first_neighbours
 
 
-def test_pairs_that_single_precision_confuses_are_settled_one_by_one():
+def test_pairs_that_single_precision_confuses_are_compared_in_double_precision():
     """400 triples: the second is a little nearer to the first than the third is, 4e-9 in cosine."""
     dice = np.random.default_rng(0)
     first, away = dice.normal(size=(2, 400, 40))
@@ -18,7 +18,7 @@ def test_pairs_that_single_precision_confuses_are_settled_one_by_one():
     assert first_neighbours(np.concatenate([first, far, near]))[:400].tolist() == list(range(800, 1200))
 
 
-def test_rows_full_of_doubts_get_the_neighbours_that_pairs_one_by_one_would_give():
+def test_many_similar_rows_get_the_same_neighbours_as_by_comparing_each_pair():
     """Neighbours that are computed row by row, for speed, equal those that are computed pair by pair, bit by bit."""
     dice = np.random.default_rng(1)
     near = 1 + 0.7071e-6 * dice.normal(size=(300, 512))

@@ -66,7 +66,7 @@ def expected_step(z, mixture):
 
 
 @every_kind
-def test_one_part_is_the_mean_and_the_covariance_of_the_samples(kind):
+def test_a_mixture_of_one_part_has_the_mean_and_the_covariance_of_the_samples(kind):
     z = samples()
     found, S = fitted(z, 1, kind, dice()), torch.cov(z.T, correction=0)
     wanted = S if kind == "full" else torch.diag(S.diagonal())
@@ -77,7 +77,7 @@ def test_one_part_is_the_mean_and_the_covariance_of_the_samples(kind):
 
 
 @every_kind
-def test_densities_are_those_of_torchs_gaussians_but_for_a_constant(kind):
+def test_log_densities_equal_those_of_torch_up_to_a_constant(kind):
     z = samples()
     found = fitted(z, 3, kind, dice())
     wanted = torch.stack([part.log_prob(z) for part in gaussians(found)], dim=1) + found.weights.log()
@@ -98,7 +98,7 @@ def test_a_fitted_mixture_does_not_change_with_another_step(kind):
 
 
 @every_kind
-def test_a_step_is_that_of_expectation_maximisation(kind, monkeypatch):
+def test_a_step_of_the_fit_is_a_step_of_expectation_maximisation(kind, monkeypatch):
     z = samples(24)
     monkeypatch.setattr("protofleet.methods.maths.gaussian_mixtures.MOST_STEPS", 1)
     before = fitted(z, 2, kind, dice(4))
@@ -121,7 +121,7 @@ def test_two_clusters_become_two_parts():
 
 
 @every_kind
-def test_there_are_no_more_parts_than_samples_and_equal_samples_do_no_harm(kind):
+def test_a_mixture_has_at_most_as_many_parts_as_samples_which_may_be_equal(kind):
     assert len(fitted(samples(3), 8, kind, dice()).weights) == 3
     equal = fitted(torch.ones(5, D), 2, kind, dice())
     assert all(v.isfinite().all() for v in (equal.weights, equal.means, equal.spreads))
@@ -130,7 +130,7 @@ def test_there_are_no_more_parts_than_samples_and_equal_samples_do_no_harm(kind)
 
 
 @every_kind
-def test_what_is_drawn_has_the_means_and_covariances_of_the_mixture(kind):
+def test_drawn_samples_have_the_mean_and_the_covariance_of_the_mixture(kind):
     mixture = fitted(samples(), 2, kind, dice())
     z = drawn(mixture, 40_000, dice(1))
     mean = mixture.weights @ mixture.means
@@ -141,7 +141,7 @@ def test_what_is_drawn_has_the_means_and_covariances_of_the_mixture(kind):
 
 
 @every_kind
-def test_a_row_gives_the_mixture_back_and_parts_that_are_lacking_have_the_weight_0(kind):
+def test_a_row_contains_the_mixture_and_missing_parts_have_the_weight_0(kind):
     found = fitted(samples(3), 8, kind, dice())
     row = row_of(found, 5)
     again = mixture_of(row, 5, D, kind)
@@ -162,7 +162,7 @@ def test_a_row_gives_the_mixture_back_and_parts_that_are_lacking_have_the_weight
         ("full", lambda m: m.means.mul_(9.0), "a part with a mean squared norm of "),
     ],
 )
-def test_numbers_that_are_no_mixture_are_named_with_value_and_limit(kind, change, problem):
+def test_numbers_that_are_no_mixture_are_reported_with_value_and_limit(kind, change, problem):
     z = samples()
     found = fitted(z, 2, kind, dice())
     most = 1.01 * float(z.square().sum(dim=1).max())

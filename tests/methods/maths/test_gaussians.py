@@ -52,7 +52,7 @@ def centred(scores):
     return scores - scores.mean(dim=1, keepdim=True)
 
 
-def test_the_variance_is_that_of_the_samples_of_the_class_and_never_zero():
+def test_the_variances_are_those_of_the_samples_of_each_class_and_never_zero():
     x = X.clone()
     x[Y == 1, 2] = 4.0
     means = torch.stack([part.mean(dim=0) for part in by_class(x)])
@@ -70,12 +70,12 @@ def test_the_variance_is_that_of_the_samples_of_the_class_and_never_zero():
     assert_close(centred(by_hand), centred(torch.stack(scores, dim=1)), **EXACT)
 
 
-def test_priors_are_shares_of_the_samples():
+def test_priors_are_the_shares_of_the_classes_in_the_samples():
     found = log_priors(torch.tensor([3, 0, 1]))
     assert found.tolist() == pytest.approx([math.log(0.75), -math.inf, math.log(0.25)])
 
 
-def test_covariances_are_those_of_numpy():
+def test_covariances_equal_those_of_numpy():
     found = class_covariances(scatters(X, Y, MEANS), COUNTS)
     for covariance, part in zip(found, by_class(X), strict=True):
         assert_close(covariance, torch.from_numpy(np.cov(part.numpy().T)), **EXACT)
@@ -92,7 +92,7 @@ def test_a_class_with_one_sample_has_the_pooled_covariance():
     assert_close(found[2], gaps.T @ gaps / (len(y) - 3), **EXACT)
 
 
-def test_shrinkage_keeps_the_trace_and_ends_at_a_sphere():
+def test_shrinkage_keeps_the_trace_and_a_full_shrinkage_gives_a_sphere():
     S = pooled_covariance(scatters(X, Y, MEANS).sum(dim=0), COUNTS)
     for share in (0.0, 0.3, 1.0):
         assert float(shrunk(S, share).trace()) == pytest.approx(float(S.trace()) + D * SMALLEST_VARIANCE)
@@ -102,7 +102,7 @@ def test_shrinkage_keeps_the_trace_and_ends_at_a_sphere():
     assert torch.equal(shrunk(both, 0.3)[1], shrunk(2 * S, 0.3))
 
 
-def test_linear_discriminants_rank_points_as_gaussians_with_one_covariance_do():
+def test_linear_discriminants_score_like_gaussians_with_one_covariance():
     S = shrunk(pooled_covariance(scatters(X, Y, MEANS).sum(dim=0), COUNTS), 0.1)
     head = linear_discriminants(MEANS, S, COUNTS)
     scores = scores_of(POINTS, head)
@@ -110,7 +110,7 @@ def test_linear_discriminants_rank_points_as_gaussians_with_one_covariance_do():
     assert_close(centred(scores), centred(torch.stack(wanted, dim=1) + log_priors(COUNTS)), **EXACT)
 
 
-def test_linear_discriminants_in_all_directions_of_fisher_are_those_of_the_whole_space():
+def test_linear_discriminants_in_all_fisher_directions_equal_those_of_the_whole_space():
     S = shrunk(pooled_covariance(scatters(X, Y, MEANS).sum(dim=0), COUNTS), 0.05)
     mean = X.mean(dim=0)
     between = (MEANS - mean).T @ torch.diag(COUNTS.double()) @ (MEANS - mean)
@@ -122,7 +122,7 @@ def test_linear_discriminants_in_all_directions_of_fisher_are_those_of_the_whole
     assert_close(centred(whole), centred(few), **EXACT)
 
 
-def test_whiteners_give_the_distance_and_the_determinant_of_a_covariance():
+def test_whiteners_give_the_distance_and_the_determinant_for_a_covariance():
     S = shrunk(class_covariances(scatters(X, Y, MEANS), COUNTS), 0.1)
     U = whiteners(S)
     assert torch.equal(U, U.triu())
@@ -132,7 +132,7 @@ def test_whiteners_give_the_distance_and_the_determinant_of_a_covariance():
         assert_close(found, wanted, **EXACT)
 
 
-def test_a_class_without_samples_has_a_row_of_zeros_and_moves_no_other_class():
+def test_a_class_without_samples_has_a_row_of_zeros_and_changes_no_other_class():
     S = shrunk(pooled_covariance(scatters(X, Y, MEANS).sum(dim=0), COUNTS), 0.1)
     counts = torch.cat([COUNTS, torch.tensor([0])])
     more = linear_discriminants(torch.cat([MEANS, torch.zeros(1, D, dtype=torch.float64)]), S, counts)
@@ -140,7 +140,7 @@ def test_a_class_without_samples_has_a_row_of_zeros_and_moves_no_other_class():
     assert_close(more[:3], linear_discriminants(MEANS, S, COUNTS), **EXACT)
 
 
-def test_a_covariance_without_inverse_is_refused():
+def test_a_covariance_without_an_inverse_is_refused():
     flat = torch.zeros(D, D, dtype=torch.float64)
     with pytest.raises(ArithmeticError, match="has no inverse; set a larger shrinkage"):
         linear_discriminants(MEANS, flat, COUNTS)

@@ -22,7 +22,7 @@ X = normal(len(Y), 6, seed=1) + 2 * torch.eye(6, dtype=torch.float64)[Y]
 ONE_HOT = torch.eye(3, dtype=torch.float64)[Y]
 
 
-def test_a_triangle_has_the_rows_of_the_upper_half_one_after_another():
+def test_a_triangle_contains_the_rows_of_the_upper_half_one_after_the_other():
     matrix = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]])
     triangle = triangle_of(matrix)
     assert triangle.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] and triangle_size(3) == 6
@@ -30,7 +30,7 @@ def test_a_triangle_has_the_rows_of_the_upper_half_one_after_another():
     assert upper_of(triangle, 3).tolist() == [[1.0, 2.0, 3.0], [0.0, 4.0, 5.0], [0.0, 0.0, 6.0]]
 
 
-def test_a_constant_feature_makes_sums_and_the_count_part_of_the_gram_matrix():
+def test_the_gram_matrix_with_a_constant_feature_contains_the_sums_and_the_count():
     G = gram(with_constant(X.float()))
     assert G.dtype == torch.float64 and float(G[6, 6]) == len(X)
     assert_close(G[6, :6], X.float().double().sum(dim=0), **EXACT)
@@ -58,7 +58,7 @@ def afl(shards, gamma):
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
-def test_afls_recursion_is_ridge_with_the_penalty_of_all_devices_and_cleaned_it_is_least_squares(gamma):
+def test_the_recursion_of_afl_equals_ridge_and_its_cleaned_head_equals_least_squares(gamma):
     parts = [slice(0, 3), slice(3, 14), slice(14, None)]  # The first device has fewer samples than features.
     joined, cleaned = afl([(X[part], ONE_HOT[part]) for part in parts], gamma)
     G, targets = gram(X), X.T @ ONE_HOT
@@ -67,7 +67,7 @@ def test_afls_recursion_is_ridge_with_the_penalty_of_all_devices_and_cleaned_it_
     assert_close(cleaned, torch.linalg.lstsq(X, ONE_HOT).solution, **EXACT)
 
 
-def test_normalised_classes_have_rows_of_length_one_without_their_bias():
+def test_unit_classes_scales_each_row_to_length_one_without_its_bias():
     head = normal(3, 7)
     head[2] = 0.0
     found = unit_classes(head, 6)

@@ -22,16 +22,16 @@ def test_a_head_is_the_shortest_least_squares_solution_at_any_scale(rows, scale)
     assert_close(found.numpy() * scale, np.linalg.lstsq(x, y)[0] * scale, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_at_all_gives_a_head_of_zeros():
+def test_a_gram_matrix_of_zeros_gives_a_head_of_zeros():
     assert solved(torch.zeros(3, 3).double(), torch.zeros(3, 2).double()).tolist() == [[0, 0]] * 3
 
 
-def test_a_relative_penalty_is_of_the_mean_of_the_diagonal_and_an_absolute_one_is_itself():
+def test_a_relative_penalty_is_multiplied_by_the_mean_of_the_diagonal():
     G = torch.tensor([[2.0, 1.0], [1.0, 4.0]]).double()
     assert_close(penalised(G, 0.5), torch.tensor([[3.5, 1.0], [1.0, 5.5]]).double())
     assert_close(penalised(G, 0.5, "absolute", 4.0), torch.tensor([[4.0, 1.0], [1.0, 6.0]]).double())
 
 
-def test_rows_get_length_1_however_short_they_are():
+def test_rows_of_any_length_are_scaled_to_length_1():
     rows = torch.tensor([[3e-200, 4e-200], [0.0, 0.0], [0.0, -7e200]], dtype=torch.float64)
     assert_close(unit_rows(rows), torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, -1.0]]).double())

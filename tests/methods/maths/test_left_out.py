@@ -33,7 +33,7 @@ def moments(x, y):
 
 
 @pytest.mark.parametrize("n, rank", [(30, 7), (5, 7), (30, 3), (5, 3), (0, 2)])
-def test_a_factor_and_its_tail_are_the_nearest_of_that_rank_with_the_same_trace(n, rank):
+def test_a_factor_is_the_best_of_its_rank_and_its_tail_keeps_the_trace(n, rank):
     x, _ = data(n)
     found, tail = factor(x, rank)
     approximated = found.T @ found + tail * torch.eye(W, dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_a_factor_and_its_tail_are_the_nearest_of_that_rank_with_the_same_trace(
     assert_close(approximated.trace(), (x.T @ x).trace(), **EXACT)
 
 
-def test_rounded_numbers_are_within_a_level_and_right_on_average():
+def test_rounded_numbers_differ_by_at_most_a_level_and_are_right_on_average():
     rows = normal(3, 50, seed=1) * torch.tensor([[1e-4], [1.0], [1e4]])
     total = torch.zeros_like(rows)
     for seed in range(400):
@@ -63,20 +63,20 @@ def test_a_row_of_zeros_stays_zero_and_the_largest_numbers_of_a_row_are_exact():
     assert rows_of(codes, scales).tolist() == [[0.0, 0.0], [-2.0, 2.0]] and scales.tolist() == [0.0, 2.0]
 
 
-def test_rounding_makes_no_norm_larger_than_its_room():
+def test_rounding_increases_a_norm_by_at_most_its_stated_factor():
     for seed in range(50):
         rows = normal(4, 40, seed=seed) ** 5
         found = rows_of(*rounded_rows(rows, dice(seed)))
         assert bool((found.norm(dim=1) <= room(40) * rows.norm(dim=1)).all())
 
 
-def test_the_error_from_sums_is_the_error_on_the_samples():
+def test_the_error_computed_from_sums_equals_the_error_on_the_samples():
     x, y = data()
     head = normal(W, CLASSES, seed=3)
     assert squared_error(head, moments(x, y)) == pytest.approx(float((x @ head - y).square().sum()), rel=1e-9)
 
 
-def test_each_error_of_a_penalty_is_that_of_least_squares_on_the_other_samples():
+def test_the_error_of_a_penalty_is_that_of_ridge_regression_on_the_other_samples():
     (x, y), (own, targets), penalties = data(), data(11, seed=5), [0.1, 3.0, 500.0]
     found = list(errors_of_penalties(moments(x, y), moments(own, targets), penalties))
     for penalty, error in zip(penalties, found, strict=True):
@@ -86,7 +86,7 @@ def test_each_error_of_a_penalty_is_that_of_least_squares_on_the_other_samples()
         assert_close(ridge(moments(x, y), penalty), head, **EXACT)
 
 
-def test_sums_of_all_less_those_of_one_are_those_of_the_others_and_the_unit_is_that_of_a_sample():
+def test_moments_of_one_device_can_be_subtracted_from_the_moments_of_all():
     (x, y), (own, targets) = data(), data(11, seed=5)
     whole = moments(x, y) + moments(own, targets)
     others = whole - moments(own, targets)

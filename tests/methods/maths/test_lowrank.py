@@ -28,20 +28,20 @@ def test_the_rank_is_the_smallest_that_keeps_the_energy(energy):
     assert_close(unpacked(message, 30, 20), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_one_value_at_least_and_no_more_than_there_are():
+def test_the_rank_is_at_least_one_and_at_most_the_number_of_singular_values():
     assert rank_of(torch.tensor([3.0, 0.0]), 1e-6) == 1
     assert rank_of(torch.tensor([3.0, 2.0]), 1.0) == 2
     assert rank_of(torch.zeros(4), 0.95) == 1
 
 
-def test_a_matrix_that_needs_every_rank_comes_whole_and_not_as_zeros():
+def test_a_matrix_that_needs_its_full_rank_is_sent_unchanged():
     """An untrained head of ten classes is an example."""
     w = torch.linalg.qr(normal(10, 10))[0]
     assert torch.equal(unpacked(packed(w, 0.95), 10, 10), w)
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 7), (7, 1), (1, 1), (2, 2), (2, 3)])
-def test_what_is_no_shorter_in_factors_is_sent_as_it_is(rows, columns):
+def test_a_matrix_whose_factors_are_not_shorter_is_sent_unchanged(rows, columns):
     w = normal(rows, 1) @ normal(1, columns, seed=1)
     assert torch.equal(packed(w, 0.5), w.reshape(-1))
     assert torch.equal(unpacked(packed(w, 0.5), rows, columns), w)
@@ -53,18 +53,18 @@ def test_a_matrix_of_zeros_has_rank_one():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_is_sent_so_that_it_is_refused_where_it_arrives(value):
+def test_a_matrix_with_nan_or_infinity_is_sent_as_values_that_the_receiver_refuses(value):
     w = torch.full((9, 8), value)
     assert not packed(w, 0.95).isfinite().any() and len(packed(w, 0.95)) == 72
 
 
-def test_numbers_are_those_of_the_message():
+def test_numbers_returns_the_length_of_the_message():
     for energy in (0.3, 0.95, 1.0):
         w = matrix([9.0, 4.0, 2.0, 1.0, 0.1], 8, 11)
         rank = rank_of(torch.linalg.svdvals(w), energy)
         assert numbers(8, 11, rank) == len(packed(w, energy))
 
 
-def test_factors_that_are_no_unit_vectors_make_no_larger_matrix_than_their_values():
+def test_factors_that_are_not_unit_vectors_cannot_increase_the_matrix():
     message = torch.full((20 + 30 + 1,), 1e6)
     assert unpacked(message, 20, 30).abs().max() <= 1e6

@@ -21,12 +21,12 @@ def test_classes_own_different_sets_and_each_dimension_in_use_has_equally_many_o
     assert owners.tolist() == [ones] * (classes * step) + [0] * (size - classes * step)
 
 
-def test_the_masks_depend_on_the_generator_alone():
+def test_the_masks_depend_only_on_the_generator():
     one, again, other = (owned_dimensions(20, 60, 4, seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_sets_of_several_chunks_overlap_less_than_neighbours_on_a_circle():
+def test_sets_of_several_chunks_have_few_dimensions_in_common():
     found = owned_dimensions(100, 100, 10, seeded(1))
     owns = torch.zeros(100, 100).scatter_(1, found, 1.0)
     common = (owns @ owns.T).fill_diagonal_(0)

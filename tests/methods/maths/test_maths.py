@@ -25,14 +25,14 @@ def test_distances_are_euclidean():
     assert_close(squared_distances(x, centres), torch.cdist(x, centres).square())
 
 
-def test_a_sample_on_its_centre_has_a_finite_gradient():
+def test_a_sample_at_its_centre_has_a_finite_gradient():
     x = normal(2, 5, dtype=torch.float32).requires_grad_()
     found = distances(x, x.detach())
     found.sum().backward()
     assert found.diagonal().max() < 1e-5 and x.grad.isfinite().all()
 
 
-def test_features_near_a_centre_never_give_nan():
+def test_distances_of_features_near_a_centre_are_never_nan():
     """x^2 - 2 x c + c^2 fails here in 811 of 2000 trials."""
     centre = normal(1, 64, dtype=torch.float32)
     close = centre + 1e-4 * normal(2000, 64, seed=1, dtype=torch.float32)
@@ -50,7 +50,7 @@ def test_unit_rows_have_length_one_and_zero_rows_stay_zero():
     assert_close(found[0], F.normalize(x[0], dim=0))
 
 
-def test_a_margin_is_the_distance_to_the_nearest_other():
+def test_a_margin_is_the_distance_to_the_nearest_other_point():
     points = normal(5, 3)
     expected = [
         min(float((p - q).norm()) for j, q in enumerate(points) if j != i) for i, p in enumerate(points)
@@ -61,7 +61,7 @@ def test_a_margin_is_the_distance_to_the_nearest_other():
 # Losses
 
 
-def test_proximal_gradient_is_the_gap():
+def test_the_gradient_of_the_proximal_term_is_the_difference_of_the_weights():
     """d/dw of |w - a|^2 / 2 is w - a; three public repos forget the square."""
     model, anchor = tiny(1, norm=True), {k: v.detach() for k, v in tiny(2, norm=True).named_parameters()}
     proximal(model, anchor).backward()
@@ -77,14 +77,14 @@ def test_prototype_mse_leaves_out_samples_of_unknown_classes():
     assert_close(prototype_mse(z, y, prototypes, known), expected)
 
 
-def test_prototype_mse_is_zero_with_a_gradient_where_nothing_is_known():
+def test_prototype_mse_without_known_classes_is_zero_and_has_a_gradient():
     z = normal(2, 4).requires_grad_()
     loss = prototype_mse(z, torch.tensor([0, 1]), torch.zeros(3, 4), torch.zeros(3, dtype=torch.bool))
     loss.backward()
     assert float(loss.detach()) == 0.0 and not z.grad.any()
 
 
-def test_separation_is_the_log_of_a_mean_over_the_others():
+def test_separation_is_the_log_of_a_mean_over_the_other_anchors():
     anchors, tau = unit(normal(4, 3)), 0.3
     rows = [
         math.log(sum(math.exp(float(a @ b) / tau) for j, b in enumerate(anchors) if j != i) / 3)
@@ -94,7 +94,7 @@ def test_separation_is_the_log_of_a_mean_over_the_others():
     assert_close(float(separation(anchors, tau)), sum(rows) / 4)
 
 
-def test_tau_as_printed_has_no_gradient_and_inside_it_has():
+def test_tau_changes_the_gradient_of_separation_only_with_tau_inside():
     def gradient(tau, inside):
         anchors = unit(normal(4, 3)).requires_grad_()
         return torch.autograd.grad(separation(anchors, tau, tau_inside=inside), anchors)[0]
@@ -111,7 +111,7 @@ def test_separation_is_lowest_for_a_simplex():
         assert separation(unit(normal(4, 4, seed=seed)), 0.2) > -1 / 3 / 0.2
 
 
-def test_compactness_is_the_negative_log_likelihood_of_the_own_anchor():
+def test_compactness_is_the_negative_log_likelihood_of_the_anchor_of_the_class():
     h, y, anchors, tau = unit(normal(5, 3)), torch.tensor([0, 1, 2, 1, 0]), unit(normal(3, 3, seed=1)), 0.2
     rows = []
     for a, c in zip(h, y, strict=True):
@@ -121,7 +121,7 @@ def test_compactness_is_the_negative_log_likelihood_of_the_own_anchor():
     assert_close(float(compactness(h, y, anchors, tau)), sum(rows) / 5)
 
 
-def test_anchor_i_is_labelled_i():
+def test_anchor_cross_entropy_gives_anchor_i_the_label_i():
     head, anchors = nn.Linear(4, 3).double(), normal(3, 4)
     rows = [-head(anchors[i]).log_softmax(0)[i] for i in range(3)]
     assert_close(anchor_cross_entropy(head, anchors), torch.stack(rows).mean())

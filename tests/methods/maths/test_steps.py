@@ -15,14 +15,14 @@ def exact(steps, momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6, 1 - 2**-53])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 8, 25])
-def test_steps_with_momentum_are_the_sum_of_the_weights_of_all_gradients(steps, momentum):
+def test_effective_steps_is_the_sum_of_the_weights_of_all_gradients(steps, momentum):
     assert effective_steps(steps, momentum) == pytest.approx(float(exact(steps, momentum)), rel=1e-13)
 
 
-def test_without_momentum_and_with_one_step_they_are_the_number_of_steps():
+def test_effective_steps_without_momentum_is_the_number_of_steps():
     assert [effective_steps(steps, 0.0) for steps in (1, 6, 10**9)] == [1.0, 6.0, 1e9]
     assert effective_steps(1, 0.9) == 1.0
 
 
-def test_a_last_batch_that_is_not_full_is_a_step():
+def test_a_last_batch_that_is_not_full_counts_as_a_step():
     assert [steps_of(3, 8, examples) for examples in (0, 1, 8, 9, 24)] == [0, 3, 3, 6, 9]

@@ -37,12 +37,12 @@ def test_the_network_has_the_published_number_of_parameters():
     ("own", "features"),
     [({}, 1008), ({"layer": 4}, 360), ({"layer": 16, "pool": 1}, 1280), ({"layer": 15, "pool": 2}, 4 * 320)],
 )
-def test_the_features_are_the_channels_of_all_cells(own, features):
+def test_the_feature_size_is_the_number_of_channels_of_all_cells(own, features):
     network = built(**own).eval()
     assert network.feature_size == network.features(torch.zeros(1, 3, 32, 32)).shape[1] == features
 
 
-def test_a_cell_is_the_mean_of_its_part_of_the_feature_map():
+def test_a_cell_contains_the_mean_of_its_part_of_the_feature_map():
     map_of, whole = built(side=48, pool=1).features.eval(), built(side=48).features.eval()
     x = torch.rand(2, 3, 48, 48)
     every = torch.nn.Sequential(*list(whole)[:-3])(x)
@@ -51,7 +51,7 @@ def test_a_cell_is_the_mean_of_its_part_of_the_feature_map():
 
 
 @pytest.mark.parametrize(("kernel", "before", "after"), [(3, 0, 1), (5, 1, 2)])
-def test_a_side_that_is_halved_is_padded_more_at_its_end(kernel, before, after):
+def test_a_layer_that_halves_the_image_pads_more_at_the_end(kernel, before, after):
     layer, side = Convolution(1, 1, kernel, 2).double(), 8
     x = torch.rand(1, 1, side, side, dtype=torch.float64)
     weight, found = layer.conv.weight[0, 0], layer.conv(layer.pad(x))[0, 0]
@@ -65,13 +65,13 @@ def test_a_side_that_is_halved_is_padded_more_at_its_end(kernel, before, after):
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_a_layer_that_keeps_the_side_is_padded_evenly(kernel):
+def test_a_layer_that_keeps_the_image_size_pads_evenly(kernel):
     layer, x = Convolution(1, 1, kernel), torch.rand(1, 1, 7, 7)
     same_padding = torch.nn.functional.conv2d(x, layer.conv.weight, padding=kernel // 2)
     assert torch.allclose(layer.conv(layer.pad(x)), same_padding)
 
 
-def test_the_input_is_converted_to_that_of_the_trained_weights():
+def test_the_input_is_converted_to_the_range_of_the_trained_weights():
     pixels = torch.arange(256.0)
     assert torch.allclose(Pixels(0)(pixels / 127.5 - 1), (pixels - 127) / 128, atol=1e-6)
     x = torch.rand(2, 3, 16, 16)
@@ -79,7 +79,7 @@ def test_the_input_is_converted_to_that_of_the_trained_weights():
     assert torch.allclose(Pixels(24)(torch.ones(1, 3, 16, 16)), torch.ones(1))
 
 
-def test_a_cut_network_is_the_first_part_of_the_whole():
+def test_a_network_with_fewer_layers_is_the_first_part_of_the_whole_network():
     whole, cut = built(layer=16, pool=1).eval(), built(layer=10, pool=1).eval()
     missing = cut.features.load_state_dict(
         {k: v for k, v in whole.features.state_dict().items() if k in cut.features.state_dict()}
@@ -90,7 +90,7 @@ def test_a_cut_network_is_the_first_part_of_the_whole():
     assert torch.equal(torch.nn.Sequential(*until)(x), cut.features(x))
 
 
-def test_every_party_makes_the_same_network_of_a_plan():
+def test_each_party_makes_the_same_network_from_a_plan():
     plan = Plan("fedavg", 10, 1, size=16, network=Network(NAME, layer=4, pool=2, image_size=32))
     received = read_plan(plan.encode())
     assert received == plan and received.model().feature_size == 4 * 40
@@ -116,14 +116,14 @@ def test_every_party_makes_the_same_network_of_a_plan():
         ({"name": NAME, "pool": 0}, "network.pool is 0, it must be at least 1 and at most 16"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_one_line(network, message):
+def test_wrong_settings_of_the_network_are_refused_in_one_line(network, message):
     table = {"name": "a", "rounds": 1, "method": {"name": "fedavg"}, "network": network, "data": {"size": 32}}
     with pytest.raises(SettingsError, match=message) as refused:
         decode(Experiment, table)
     assert "\n" not in str(refused.value)
 
 
-def test_a_layer_whose_feature_map_would_be_empty_names_the_setting_that_helps():
+def test_a_layer_with_an_empty_feature_map_is_refused_with_the_setting_that_helps():
     with pytest.raises(
         ValueError, match="layer 11 .* from 32x32 on, not 16x16; set network.image_size to 32"
     ):

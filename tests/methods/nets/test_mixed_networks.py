@@ -53,7 +53,7 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
         )
 
 
-def test_the_eight_networks_of_fedsas_fleet_have_one_feature_size():
+def test_the_eight_networks_of_the_fedsa_paper_have_the_same_feature_size():
     with torch.device("meta"):
         for name in HTFE8:
             net = nets.build(name, classes=100, feature_size=512)

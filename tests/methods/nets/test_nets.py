@@ -72,14 +72,16 @@ PAPER_SIZES = [
 
 
 @pytest.mark.parametrize(("name", "image", "classes", "by_layer", "stated"), PAPER_SIZES)
-def test_a_paper_network_has_the_papers_number_of_parameters(name, image, classes, by_layer, stated):
+def test_the_network_of_a_paper_has_as_many_parameters_as_the_paper_states(
+    name, image, classes, by_layer, stated
+):
     assert count(weightless(name, classes, image=image)) == by_layer == stated
 
 
 @pytest.mark.parametrize(
     ("name", "image", "floats"), [("cnn_mnist_conv", MNIST, 1024), ("cnn_fednh_conv", CIFAR, 1600)]
 )
-def test_fedhp_trains_only_the_convolutions_and_their_flat_output_is_the_embedding(name, image, floats):
+def test_the_networks_of_fedhp_have_only_convolutions_with_a_flat_output(name, image, floats):
     net = weightless(name, image=image)
     assert net.embedding_size == floats  # FedHP sends 10 of these: 10,240 and 16,000 floats
     with_linear_layers = weightless(name.removesuffix("_conv"), image=image)
@@ -87,7 +89,7 @@ def test_fedhp_trains_only_the_convolutions_and_their_flat_output_is_the_embeddi
     assert count(net.features) == sum(map(count, convolutions))
 
 
-def test_fedpall_extractor_classifier_and_amplifier_have_the_papers_sizes():
+def test_the_networks_of_fedpall_have_the_sizes_of_the_paper():
     extractor = weightless("resnet50")
     assert extractor.feature_size == 2048
     assert count(extractor.features) == 23_508_032
@@ -101,7 +103,7 @@ def test_fedpall_extractor_classifier_and_amplifier_have_the_papers_sizes():
     assert a(torch.randn(3, 2048)).shape == (3, 5)
 
 
-def test_fedpall_networks_are_the_same_for_the_same_seed_and_draw_nothing_global():
+def test_the_networks_of_fedpall_depend_only_on_the_seed():
     before = torch.get_rng_state()
     assert same(fedpall_classifier(8, 3, seed=1), fedpall_classifier(8, 3, seed=1))
     assert same(amplifier(8, 3, seed=1), amplifier(8, 3, seed=1))
@@ -114,7 +116,7 @@ def test_resnet10_keeps_5760_floats_of_running_statistics():
     assert sum(b.numel() for b in floats) == 5_760
 
 
-def test_cnn_bn_has_a_batch_norm_in_place_of_every_convolutions_bias():
+def test_cnn_bn_has_a_batch_norm_in_place_of_the_bias_of_each_convolution():
     net = weightless("cnn_bn", 10)
     convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
     norms = [m.num_features for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -123,22 +125,22 @@ def test_cnn_bn_has_a_batch_norm_in_place_of_every_convolutions_bias():
     assert count(net) == kernels + 2 * sum(norms) + (256 * 10 + 10) == 391_466
 
 
-def test_fedlsa_embeddings_point_everywhere_as_its_anchors_do():
+def test_embeddings_of_cnn23_have_positive_and_negative_values():
     embedded = nets.build("cnn23", classes=10).embed(torch.randn(8, *CIFAR))
     assert embedded.shape == (8, 84)
     assert (embedded < 0).any()  # A ReLU after the projector would leave only one orthant of the sphere.
     assert (embedded > 0).any()
 
 
-def test_cnn23_pools_a_large_image_to_5x5_and_so_keeps_its_size():
+def test_cnn23_has_the_same_number_of_parameters_for_a_large_image():
     assert count(weightless("cnn23", 10, image=(3, 224, 224))) == count(weightless("cnn23", 10)) == 62_006
 
 
-# What every network promises.
+# Properties that every network must have.
 
 
 @every_network
-def test_a_network_trains_every_parameter_it_has(name):
+def test_a_backward_pass_reaches_every_parameter_of_a_network(name):
     sample = sample_of(name)
     net = nets.build(name, classes=CLASSES, image=sample)
     x, y = torch.randn(4, *sample), torch.tensor([0, 1, 2, 6])
@@ -156,7 +158,7 @@ def test_a_network_trains_every_parameter_it_has(name):
 
 
 @pytest.mark.parametrize("name", few(nets.names(), 4))
-def test_forward_is_the_head_of_the_projector_of_the_features(name):
+def test_forward_applies_the_features_the_projector_and_the_head(name):
     net = nets.build(name, classes=CLASSES, feature_size=24, image=sample_of(name)).eval()
     x = torch.randn(2, *sample_of(name))
     with torch.no_grad():
@@ -167,7 +169,7 @@ def test_forward_is_the_head_of_the_projector_of_the_features(name):
 
 @pytest.mark.slow
 @every_network
-def test_a_network_is_the_same_for_the_same_seed_whatever_was_drawn_before(name):
+def test_the_weights_of_a_network_depend_only_on_the_seed(name):
     torch.manual_seed(5)
     sample = sample_of(name)
     first = nets.build(name, classes=CLASSES, seed=3, image=sample)
@@ -184,7 +186,7 @@ def test_a_network_is_the_same_for_the_same_seed_whatever_was_drawn_before(name)
 
 @every_network
 @pytest.mark.parametrize("size", few([100, 1, 3000], 3))
-def test_features_have_the_size_that_was_asked_for(name, size):
+def test_features_have_the_size_of_the_setting_feature_size(name, size):
     net = weightless(name, feature_size=size, image=sample_of(name))
     assert net.feature_size == size
     features = net.features(torch.empty(2, *sample_of(name), device="meta"))
@@ -195,7 +197,7 @@ def test_features_have_the_size_that_was_asked_for(name, size):
 @pytest.mark.slow
 @every_image_network
 @pytest.mark.parametrize("image", [(1, 28, 28), (3, 28, 28), (3, 64, 64), (3, 33, 47)])
-def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image):
+def test_an_image_of_another_size_is_accepted_or_the_error_states_what_to_do(name, image):
     try:
         net = weightless(name, image=image)
     except ValueError as error:
@@ -210,7 +212,7 @@ def test_an_image_of_another_size_works_or_the_error_says_what_to_do(name, image
 
 @pytest.mark.slow
 @every_image_network
-def test_the_smallest_image_a_network_takes_goes_through_it_and_one_pixel_less_is_refused(name):
+def test_the_smallest_image_of_a_network_is_accepted_and_a_smaller_one_is_refused(name):
     smallest = nets.RECIPES[name].smallest
     for image in ((3, smallest, 40), (3, 40, smallest), (3, smallest, smallest)):
         x = torch.empty(2, *image, device="meta")
@@ -229,7 +231,7 @@ def test_pooled_features_are_the_means_of_neighbours():
         torch.testing.assert_close(halved.features(x), pairs)
 
 
-def test_an_unknown_network_is_refused_with_the_names_there_are():
+def test_an_unknown_network_is_refused_with_the_names_of_all_networks():
     with pytest.raises(LookupError) as refused:
         nets.build("cnn24", classes=10)
     assert "'cnn24'" in str(refused.value)
@@ -248,12 +250,12 @@ def test_an_unknown_network_is_refused_with_the_names_there_are():
         ({"classes": 10, "image": (3, 5, 5)}, "takes images from 16x16 on, not 5x5; convert the images"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_value_limit_and_way_out(options, told):
+def test_impossible_options_of_a_network_are_refused_with_value_limit_and_advice(options, told):
     with pytest.raises(ValueError, match=told):
         nets.build("cnn23", **options)
 
 
-def test_devices_that_share_a_process_build_and_train_as_if_each_had_its_own():
+def test_devices_in_one_process_train_with_the_same_bits_as_in_separate_processes():
     """Initialisers and dropout draw from the process's one generator."""
     samples = part(24, seed=1, shift=0.0)
 
@@ -277,7 +279,7 @@ def test_devices_that_share_a_process_build_and_train_as_if_each_had_its_own():
     assert all(torch.equal(alone[i % 4], got) for i, got in enumerate(together))
 
 
-def test_a_network_of_another_kind_of_sample_is_refused_with_those_that_take_it():
+def test_a_sample_of_a_wrong_kind_is_refused_with_the_networks_that_accept_it():
     taken = {(6, 128): "take cnn1d or mlp", (13,): "take mlp", (3, 32, 32): "take one of cnn23"}
     for name in nets.names():
         for shape, way_out in taken.items():
@@ -291,7 +293,7 @@ def test_a_network_of_another_kind_of_sample_is_refused_with_those_that_take_it(
                     weightless(name, image=shape)
 
 
-def test_the_networks_of_series_have_the_parameters_that_are_stated():
+def test_cnn1d_has_the_stated_number_of_parameters_and_refuses_short_series():
     assert sum(w.numel() for w in weightless("cnn1d", 4, image=(6, 100)).parameters()) == 14_084
     with pytest.raises(
         ValueError, match="takes series from 8 steps on, not 7; convert the series or take mlp"

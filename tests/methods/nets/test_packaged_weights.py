@@ -88,7 +88,7 @@ def test_a_run_begins_with_the_weights_of_the_package(installed, capsys):
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == named.sha256 and named == converted(capsys)
 
 
-def test_only_the_layers_of_the_chosen_part_are_in_the_file(installed):
+def test_the_file_contains_only_the_chosen_layers(installed):
     installed()
     name, found = weights_of_package(NAME, 0)
     assert name == "efficientnet_lite0-layer0.safetensors"
@@ -102,25 +102,25 @@ def refusal(capsys):
     return err
 
 
-def test_a_missing_package_is_one_line_with_the_command_that_installs_it(capsys):
+def test_a_missing_package_is_refused_with_the_command_that_installs_it(capsys):
     if any(one.metadata["Name"] == NAME for one in metadata.distributions()):
         pytest.skip(f"{NAME} is installed here")
     assert f"{NAME}: it is not installed for this Python; run `{INSTALL}`" in refusal(capsys)
 
 
-def test_another_version_is_one_line_with_the_command_that_installs_the_known_one(installed, capsys):
+def test_another_version_is_refused_with_the_command_that_installs_the_known_version(installed, capsys):
     installed(version="0.2.0")
     assert f"it is installed as 0.2.0, not as 0.1.0; run `{INSTALL}`" in refusal(capsys)
 
 
-def test_a_changed_file_is_one_line_with_its_path_and_is_not_read(installed, capsys, monkeypatch):
+def test_a_replaced_file_is_refused_with_its_path_and_is_not_loaded(installed, capsys, monkeypatch):
     path = installed(content=b"changed", pinned=False)
     monkeypatch.setattr(torch, "load", None)
     expected = f"{path} has 7 bytes and not the SHA-256 of the published file of 18,826,032 bytes"
     assert f"{expected}; run `{INSTALL} --force-reinstall`" in refusal(capsys)
 
 
-def test_one_changed_byte_is_one_line_and_is_not_read(installed, capsys, monkeypatch):
+def test_a_file_with_one_changed_byte_is_refused_and_is_not_loaded(installed, capsys, monkeypatch):
     path = installed()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -130,13 +130,13 @@ def test_one_changed_byte_is_one_line_and_is_not_read(installed, capsys, monkeyp
     assert words in refusal(capsys)
 
 
-def test_a_deleted_file_is_one_line_with_its_path(installed, capsys):
+def test_a_deleted_file_is_refused_with_its_path(installed, capsys):
     path = installed()
     path.unlink()
     assert f"{path} cannot be read (No such file or directory); run `{INSTALL} --force" in refusal(capsys)
 
 
-def test_a_layer_that_the_file_lacks_is_one_line(installed, capsys):
+def test_a_file_that_lacks_a_layer_is_refused_with_the_name_of_the_weight(installed, capsys):
     installed()
     assert "its file does not contain features.block3.expand.conv.weight" in refusal(capsys)
 
@@ -148,7 +148,7 @@ def test_an_unknown_package_and_two_sources_are_refused(capsys):
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_a_party_without_the_file_is_told_the_command_that_makes_it():
+def test_a_party_without_the_file_gets_an_error_with_the_command_that_makes_it():
     named = FirstWeights("efficientnet_lite0-layer4.safetensors@sha256:" + "ab" * 32)
     plan = Plan("fedavg", 3, 1, size=16, network=Network(NETWORK, layer=4), init=named)
     with pytest.raises(
@@ -158,7 +158,7 @@ def test_a_party_without_the_file_is_told_the_command_that_makes_it():
 
 
 @pytest.mark.parametrize("layer", [LAYER - 1, LAYER + 1, 16])
-def test_a_file_of_another_layer_is_one_line_with_both_ways_out(installed, capsys, layer):
+def test_a_file_for_another_layer_is_refused_with_both_settings_that_help(installed, capsys, layer):
     installed()
     network = Network(NETWORK, layer=layer, image_size=32)
     plan = Plan("fedavg", 3, 1, size=16, network=network, init=converted(capsys))
@@ -170,7 +170,7 @@ def test_a_file_of_another_layer_is_one_line_with_both_ways_out(installed, capsy
         plan.model()
 
 
-def test_a_wrong_digit_of_the_hash_is_one_line_with_the_stored_file(installed, capsys):
+def test_a_hash_with_a_wrong_digit_is_refused_with_the_name_of_the_stored_file(installed, capsys):
     installed()
     named = converted(capsys)
     mistyped = named.file[:-1] + ("0" if named.file[-1] != "0" else "1")
@@ -179,7 +179,7 @@ def test_a_wrong_digit_of_the_hash_is_one_line_with_the_stored_file(installed, c
         plan.model()
 
 
-def test_nothing_that_is_shipped_is_a_file_of_weights():
+def test_the_package_contains_no_file_of_weights():
     root = Path(__file__).parents[3]
     weights = {".pth", ".pt", ".safetensors", ".onnx"}
     folders = ("methods", "protofleet", "lab", "edge_client", "experiments")
@@ -187,7 +187,7 @@ def test_nothing_that_is_shipped_is_a_file_of_weights():
 
 
 @pytest.mark.slow
-def test_the_published_weights_know_a_daisy(capsys):
+def test_the_published_weights_recognise_a_daisy(capsys):
     try:
         assert metadata.version(NAME) == "0.1.0"
     except metadata.PackageNotFoundError:

@@ -28,7 +28,7 @@ def replies(examples, dtype=torch.float32):
     ]
 
 
-def test_a_weighted_mean_is_the_sum_of_shares():
+def test_a_weighted_mean_weighs_each_reply_by_its_share_of_the_examples():
     examples = [5, 0, 3, 12]
     expected = sum(
         n / 20 * r.payload["w"] for n, r in zip(examples, replies(examples, torch.float64), strict=True)
@@ -36,7 +36,7 @@ def test_a_weighted_mean_is_the_sum_of_shares():
     assert_close(weighted_mean(replies(examples, torch.float64), ["w"])["w"], expected)
 
 
-def test_a_method_may_have_weights_of_its_own_of_whatever_sum():
+def test_a_method_may_give_its_own_weights_with_any_sum():
     sent = replies([5, 0, 3], torch.float64)
     found = weighted_mean(sent[::-1], ["w"], {"device-0": 0.5, "device-1": 1.0, "device-2": 2.5})["w"]
     assert_close(found, sum(a / 4 * r.payload["w"] for a, r in zip((0.5, 1.0, 2.5), sent, strict=True)))
@@ -44,7 +44,7 @@ def test_a_method_may_have_weights_of_its_own_of_whatever_sum():
 
 @few
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_order_of_arrival_changes_no_bit_of_a_mean(examples, random):
+def test_the_order_of_replies_changes_no_bit_of_a_mean(examples, random):
     ordered = replies(examples)
     shuffled = random.sample(ordered, len(ordered))
     assert torch.equal(weighted_mean(shuffled, ["w"])["w"], weighted_mean(ordered, ["w"])["w"])
@@ -52,18 +52,18 @@ def test_the_order_of_arrival_changes_no_bit_of_a_mean(examples, random):
 
 @few
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9))
-def test_the_mean_of_equal_models_is_that_model_bit_for_bit(examples):
+def test_the_mean_of_equal_models_has_the_same_bits_as_each_model(examples):
     w = normal(100, dtype=torch.float32)
     same = [Reply(f"device-{i}", n, {"w": w}) for i, n in enumerate(examples)]
     assert torch.equal(weighted_mean(same, ["w"])["w"], w)
 
 
-def test_devices_without_examples_weigh_the_same_where_nobody_has_any():
+def test_all_devices_have_the_same_weight_if_no_device_has_examples():
     found = weighted_mean(replies([0, 0]), ["w"])["w"]
     assert_close(found, (normal(3, 5, seed=0) + normal(3, 5, seed=1)).div(2).float())
 
 
-def test_counters_are_the_first_devices_and_keep_their_type():
+def test_the_mean_takes_integer_counters_from_the_first_device():
     found = weighted_mean(list(reversed(replies([1, 9]))), ["steps", "w"])
     assert found["steps"].dtype == torch.int64 and int(found["steps"]) == 10
     assert found["w"].dtype == torch.float32
@@ -89,7 +89,7 @@ class Watched(Mapping):
 
 
 @pytest.mark.parametrize("cohort", [2, 20])
-def test_a_mean_holds_two_arrays_whatever_the_cohort(cohort):
+def test_a_mean_holds_at_most_two_arrays_for_any_size_of_cohort(cohort):
     Watched.alive, Watched.most = weakref.WeakSet(), 0
     means = weighted_mean([Reply(f"device-{i}", 1, Watched()) for i in range(cohort)], list("abc"))
     assert all(means[name] is not None for name in means)
@@ -101,7 +101,7 @@ def test_a_mean_holds_two_arrays_whatever_the_cohort(cohort):
 
 @few
 @given(LABELS, st.integers(1, 4))
-def test_merging_shards_equals_pooling_them(labels, parts):
+def test_merged_class_means_of_shards_equal_those_of_the_pooled_samples(labels, parts):
     y = torch.tensor(labels)
     z = normal(len(y), 5)
     pooled, counts = class_means(z, y, 3)
@@ -113,7 +113,7 @@ def test_merging_shards_equals_pooling_them(labels, parts):
 
 @few
 @given(LABELS)
-def test_class_means_are_means_over_the_class(labels):
+def test_class_means_are_the_means_of_the_samples_of_each_class(labels):
     y = torch.tensor(labels)
     z = normal(len(y), 5)
     means, counts = class_means(z, y, 3)
@@ -122,7 +122,7 @@ def test_class_means_are_means_over_the_class(labels):
     assert counts.tolist() == [labels.count(c) for c in range(3)]
 
 
-def test_a_row_may_stand_for_many():
+def test_class_means_count_a_row_as_often_as_its_count_states():
     z, y, counts = normal(3, 4), torch.tensor([1, 1, 0]), torch.tensor([3, 1, 2])
     repeated = class_means(z.repeat_interleave(counts, 0), y.repeat_interleave(counts), 3)
     means, total = class_means(z, y, 3, counts)
@@ -130,7 +130,7 @@ def test_a_row_may_stand_for_many():
     assert total.tolist() == [2, 4, 0]
 
 
-def test_averaging_counts_every_device_once_whatever_it_holds():
+def test_average_class_means_counts_each_device_once_for_any_number_of_samples():
     few_samples, many = (
         (normal(3, 2, seed=1), torch.tensor([1, 1, 0])),
         (normal(3, 2, seed=2), torch.tensor([99, 0, 0])),
@@ -142,7 +142,7 @@ def test_averaging_counts_every_device_once_whatever_it_holds():
 
 
 @pytest.mark.parametrize("merge", [merge_class_means, average_class_means])
-def test_an_absent_classes_row_is_never_read(merge):
+def test_the_row_of_an_absent_class_is_never_read(merge):
     poisoned = torch.tensor([[1.0, 2.0], [math.nan, math.inf]]), torch.tensor([4, 0])
     means, counts = merge([poisoned, poisoned])
     assert means[0].tolist() == [1.0, 2.0] and means.isfinite().all()

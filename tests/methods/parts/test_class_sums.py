@@ -1,4 +1,4 @@
-"""Sums over samples with noise, and what an update is made of."""
+"""Tests of sums over samples with noise, and of the means, counts and products that are made from them."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def test_sums_without_noise_are_the_sums_of_the_samples(products):
         torch.testing.assert_close(found.products, gram(z))
 
 
-def test_features_longer_than_the_clip_are_shortened_and_others_are_not():
+def test_features_longer_than_the_clip_are_shortened_to_the_clip():
     z, y = data(length=8.0)
     sums = ClassSums(2.0, CLASSES, WIDTH, products=False)
     torch.testing.assert_close(sums.vector(z, y), sums.vector(z / 4, y))
     assert not torch.allclose(sums.vector(z / 4, y), sums.vector(z / 5, y))
 
 
-def test_means_are_those_of_the_samples_and_rare_classes_are_left_out():
+def test_means_equal_those_of_the_samples_and_rare_classes_are_left_out():
     z, y = data(9)
     y[:] = torch.tensor([0] * 6 + [1] * 3)
     sums = ClassSums(2.0, CLASSES, WIDTH, products=False)
@@ -53,7 +53,7 @@ def test_means_are_those_of_the_samples_and_rare_classes_are_left_out():
     assert not means[1:].any()
 
 
-def test_counts_with_noise_are_never_negative_and_never_more_than_the_stated_samples():
+def test_counts_with_noise_are_between_zero_and_the_stated_number_of_samples():
     noisy = NoisySums(torch.ones(CLASSES, WIDTH).double(), torch.tensor([-4.2, 90.0, 30.0]).double(), None)
     _, counts = noisy.means(least=1, samples=100, longest=1.0)
     assert (counts >= 0).all()
@@ -62,7 +62,7 @@ def test_counts_with_noise_are_never_negative_and_never_more_than_the_stated_sam
     assert none.tolist() == [0, 0, 0]
 
 
-def test_a_mean_with_noise_is_not_longer_than_a_feature_can_be():
+def test_a_mean_with_noise_is_at_most_as_long_as_the_longest_feature():
     sums = torch.full((CLASSES, WIDTH), 1000.0, dtype=torch.float64)
     means, _ = NoisySums(sums, torch.full((CLASSES,), 10.0).double(), None).means(1, 30, 2.0)
     torch.testing.assert_close(means.norm(dim=1), torch.full((CLASSES,), 2.0).double())
@@ -75,14 +75,14 @@ def noise_alone(width, deviation, devices):
     return sum(sums.split(row).products for row in rows)
 
 
-def test_the_largest_eigenvalue_of_noise_alone_is_the_edge():
+def test_noise_edge_is_the_largest_eigenvalue_of_noise_without_samples():
     for devices in (1, 4):
         values = torch.linalg.eigvalsh(noise_alone(200, 0.5, devices)) / noise_edge(NOISE, 200, devices)
         assert float(values[-1]) == pytest.approx(1, abs=0.1)
         assert float(values[0]) == pytest.approx(-1, abs=0.1)
 
 
-def test_a_sum_of_products_for_a_head_has_half_of_the_edge_in_each_direction_without_samples():
+def test_solvable_adds_half_of_the_edge_and_removes_negative_eigenvalues():
     generator = torch.Generator().manual_seed(6)
     directions = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
     values = torch.tensor([-7.0, -0.1, 0.0, 20.0]).double()
@@ -91,7 +91,7 @@ def test_a_sum_of_products_for_a_head_has_half_of_the_edge_in_each_direction_wit
     torch.testing.assert_close(found, directions @ torch.diag(wanted) @ directions.T)
 
 
-def test_products_far_beyond_the_noise_are_refused_and_the_noise_itself_is_not():
+def test_products_much_larger_than_the_noise_are_refused():
     found = noise_alone(WIDTH, 0.5, 1) / 30
     assert problem_with_noisy_products(found, NOISE, 30, WIDTH) == ""
     assert problem_with_noisy_products(found * 100, NOISE, 30, WIDTH).startswith("gram has a norm of ")

@@ -1,4 +1,4 @@
-"""Tests that devices continue from the value after their newest used answer, whatever becomes of their answers."""
+"""Tests that devices continue from the value after their newest used answer, whether an answer is used or not."""
 
 import random
 
@@ -13,7 +13,7 @@ from protofleet.methods.parts.weights import sent_parameters
 from tests.methods.tiny import same, tiny
 
 
-def test_a_table_has_the_round_of_each_devices_newest_used_answer():
+def test_the_table_has_the_round_of_the_newest_used_answer_of_each_device():
     counted = Counted()
     assert not counted and counted.table() == {} and last_used({}, "a") == 0
     counted.add(["b", "a"], 1)
@@ -22,7 +22,7 @@ def test_a_table_has_the_round_of_each_devices_newest_used_answer():
     assert [last_used(counted.table(), device) for device in ("a", "b", "ä", "c")] == [3, 1, 3, 0]
 
 
-def test_a_table_has_the_same_bits_in_any_order_of_devices_and_after_a_restart():
+def test_the_table_has_the_same_bits_in_any_order_of_devices_and_after_a_restart():
     tables, names = [], [f"device-{i}" for i in range(20)]
     for order in (names, names[::-1]):
         counted, again = Counted(), Counted()
@@ -33,12 +33,12 @@ def test_a_table_has_the_same_bits_in_any_order_of_devices_and_after_a_restart()
 
 
 @pytest.mark.parametrize("table", [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 2), torch.zeros(2)])
-def test_a_table_of_another_form_is_refused(table):
+def test_a_table_with_a_wrong_shape_or_type_is_refused(table):
     with pytest.raises(WrongArraysError, match="counted is"):
         last_used({"counted": table}, "a")
 
 
-def test_a_sum_adds_the_changes_in_the_order_of_the_devices():
+def test_a_sum_adds_the_changes_in_the_order_of_device_names():
     model = tiny()
     names = sent_parameters(model)
     sizes = {"a": 1e16, "b": -1e16, "c": 1.0}  # In another order, the sum has other bits.
@@ -104,13 +104,13 @@ class Fleet:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_answers_are_used_the_device_has_the_value_of_the_server(seed):
+def test_a_device_has_the_same_value_as_the_server_for_any_used_answers(seed):
     fleet = Fleet(random.Random(seed))
     fleet.run(40)
     assert len(fleet.device.state()) <= 1 + 4 * len(sent_parameters(MODEL))
 
 
-def test_a_device_whose_value_is_lost_continues_from_the_newest_value_before_it():
+def test_a_device_without_the_counted_value_continues_from_an_earlier_value():
     device, counted = KeptValues("a"), Counted()
     device.keep(2, 0, value_of(5))
     for number, expected in ((1, (0, 0)), (2, (2, 5)), (7, (2, 5))):

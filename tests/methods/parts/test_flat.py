@@ -20,13 +20,13 @@ def with_statistics(seed):
     return model
 
 
-def test_what_is_laid_flat_and_loaded_is_the_same_model():
+def test_a_model_is_the_same_after_its_flat_weights_are_loaded():
     model, other = with_statistics(1), with_statistics(2)
     load_flat(other, flat_weights(model))
     assert same(weights_of(model), weights_of(other))
 
 
-def test_there_is_an_array_for_each_kind_and_it_is_a_copy():
+def test_flat_weights_has_one_copied_array_for_each_kind_of_tensor():
     model = with_statistics(3)
     flat = flat_weights(model, "head")
     sizes = {name: len(value) for name, value in flat.items()}
@@ -42,7 +42,7 @@ def test_there_is_an_array_for_each_kind_and_it_is_a_copy():
 
 
 @pytest.mark.parametrize("name", ["weights.running_var", "weights.num_batches_tracked"])
-def test_they_are_wanted_with_their_types_and_lengths_and_no_negative_variance(name):
+def test_flat_wants_checks_types_and_lengths_and_refuses_negative_variances(name):
     model = with_statistics(4)
     ask = Ask("train", {}, flat_wants(model))
     sent = flat_weights(model)
@@ -52,6 +52,6 @@ def test_they_are_wanted_with_their_types_and_lengths_and_no_negative_variance(n
     assert ask.wants["weights.parameters"].dtype == "float64"
 
 
-def test_a_module_without_buffers_is_one_array():
+def test_a_module_without_buffers_has_one_flat_array():
     assert list(flat_weights(nn.Linear(2, 3))) == ["weights.parameters"]
     assert flat_wants(nn.Linear(2, 3))["weights.parameters"].shape == (9,)

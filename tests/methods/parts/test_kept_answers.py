@@ -21,20 +21,20 @@ def kept(*replies):
     return answers
 
 
-def test_a_device_that_answers_again_replaces_its_answer():
+def test_a_new_answer_of_a_device_replaces_its_earlier_answer():
     answers = kept(reply("b", 1), reply("a", 2), reply("b", 3))
     found = [(one.device, one.examples, int(one.payload["n"])) for one in answers.replies()]
     assert found == [("a", 20, 2), ("b", 30, 3)]
 
 
-def test_an_answer_is_a_copy_of_what_came():
+def test_a_kept_answer_is_a_copy_of_the_reply():
     one = reply("a", 1)
     answers = kept(one)
     one.payload["n"].fill_(9)
     assert int(answers.replies()[0].payload["n"]) == 1
 
 
-def test_a_state_has_the_answers_of_all_devices_also_empty_ones_in_the_order_of_names():
+def test_a_restored_state_has_the_answers_of_all_devices_in_the_order_of_names():
     answers = kept(*(reply(f"d{i}", i, rows=i % 3) for i in (11, 2, 10, 0)))
     again = kept(reply("gone", 5))
     again.restore(snapshot(answers.state()))
@@ -45,14 +45,14 @@ def test_a_state_has_the_answers_of_all_devices_also_empty_ones_in_the_order_of_
     assert same(again.state(), answers.state())
 
 
-def test_a_device_that_is_dropped_leaves_no_answer_behind():
+def test_dropping_a_device_removes_its_answer():
     answers = kept(reply("a", 1), reply("b", 2))
     answers.drop("a")
     answers.drop("nobody")
     assert same(answers.state(), kept(reply("b", 2)).state())
 
 
-def test_without_answers_the_state_goes_round_too():
+def test_a_state_without_answers_can_be_restored():
     again = kept(reply("a", 1))
     again.restore(snapshot(KeptAnswers().state()))
     assert again.replies() == []

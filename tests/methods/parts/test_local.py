@@ -31,7 +31,7 @@ def trained(seed=0, hyper=HYPER, data=DATA, network=tiny, **options):
     return snapshot(weights_of(model))
 
 
-def test_whole_batches_are_plain_gradient_descent_with_momentum():
+def test_training_with_one_batch_is_gradient_descent_with_momentum():
     hyper = LocalHyper(epochs=4, batch=100, lr=0.1, momentum=0.9, weight_decay=0.01)
     model = tiny()
     weights = list(model.parameters())
@@ -46,7 +46,7 @@ def test_whole_batches_are_plain_gradient_descent_with_momentum():
         assert_close(found[name], w)
 
 
-def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own():
+def test_each_epoch_uses_each_sample_once_and_in_its_own_order():
     model, epochs = tiny(), []
 
     def objective(x, y):
@@ -61,7 +61,7 @@ def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own():
     assert not torch.equal(orders[0], orders[1]) and not torch.equal(orders[0], DATA.x)
 
 
-def test_the_generator_alone_decides():
+def test_training_depends_only_on_the_generator():
     assert same(trained(1), trained(1)) and not same(trained(1), trained(2))
 
 
@@ -71,7 +71,7 @@ def noisy():
     return model
 
 
-def test_dropout_draws_from_the_given_generator_and_the_global_one_stays():
+def test_dropout_draws_from_the_given_generator_and_not_from_the_global_one():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     one = trained(1, network=noisy)
@@ -80,7 +80,7 @@ def test_dropout_draws_from_the_given_generator_and_the_global_one_stays():
     assert same(one, trained(1, network=noisy)) and not same(one, trained(1))
 
 
-def test_the_global_generator_comes_back_when_an_objective_fails():
+def test_the_global_generator_is_restored_when_an_objective_fails():
     before, model = torch.get_rng_state(), noisy().eval()
 
     def fails(x, y):
@@ -92,13 +92,13 @@ def test_the_global_generator_comes_back_when_an_objective_fails():
     assert torch.equal(torch.get_rng_state(), before) and not model.training
 
 
-def test_a_last_batch_of_one_neither_stops_batch_norm_nor_moves_its_statistics():
+def test_a_last_batch_of_one_sample_does_not_change_the_statistics_of_batch_norm():
     found = trained(norm=True)
     assert all(w.isfinite().all() for w in found.values())
     assert int(found["weights.features.1.num_batches_tracked"]) == 6  # 3 epochs of 10 + 10 + 1
 
 
-def test_a_device_with_one_sample_trains_against_the_running_statistics():
+def test_a_device_with_one_sample_trains_with_the_running_statistics():
     model = tiny(norm=True)
     before = snapshot(weights_of(model))
     found = trained(data=Shard(DATA.x[:1], DATA.y[:1]), norm=True)
@@ -108,7 +108,7 @@ def test_a_device_with_one_sample_trains_against_the_running_statistics():
         assert torch.equal(found[f"weights.features.1.{name}"], before[f"weights.features.1.{name}"])
 
 
-def test_batch_norm_learns_again_after_a_batch_of_one():
+def test_batch_norm_is_in_evaluation_mode_only_for_a_batch_of_one_sample():
     model, modes = tiny(norm=True), []
 
     def objective(x, y):
@@ -124,7 +124,7 @@ def test_a_device_without_samples_changes_nothing():
     assert same(trained(data=nobody, norm=True), snapshot(weights_of(tiny(norm=True))))
 
 
-def test_clipping_bounds_the_step():
+def test_clipping_limits_the_length_of_a_step():
     hyper = LocalHyper(epochs=1, batch=100, lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01)
     before, after, free = weights_of(tiny()), trained(hyper=hyper), trained(hyper=replace(hyper, clip=None))
 
@@ -135,7 +135,7 @@ def test_clipping_bounds_the_step():
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_pass_is_in_evaluation_mode_without_gradient_and_leaves_the_mode(mode):
+def test_a_pass_uses_evaluation_mode_without_gradient_and_restores_the_mode(mode):
     model = noisy().train(mode)
     x = DATA.x.repeat(30, 1)  # Several batches.
     assert len(x) > 2 * BATCH
@@ -159,7 +159,7 @@ def test_a_pass_is_in_evaluation_mode_without_gradient_and_leaves_the_mode(mode)
         ("clip", 0.0, "clip is 0.0, it must be above 0 and at most 1e+18, or left out"),
     ],
 )
-def test_impossible_settings_name_value_and_limit(setting, value, problem):
+def test_impossible_settings_are_refused_with_value_and_limit(setting, value, problem):
     with pytest.raises(ValueError) as error:
         LocalHyper(**{setting: value})
     assert str(error.value).startswith(problem)

@@ -1,4 +1,4 @@
-"""Tests that our optimizers equal those of torch.optim bit by bit, and of what a device loads because of them."""
+"""Tests that our optimizers equal those of torch.optim bit by bit, and that training imports no compiler."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def steps(optimizer, ours, count, first=0):
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_every_bit_is_as_torchs_own(pair):
+def test_an_optimizer_computes_the_same_bits_as_that_of_torch(pair):
     ours, theirs = weights(), weights()
     steps(pair[0](ours), ours, 20)
     steps(pair[1](theirs), theirs, 20)
@@ -48,7 +48,7 @@ def test_every_bit_is_as_torchs_own(pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_one_that_was_put_back_goes_on_as_if_nothing_had_happened(pair):
+def test_a_restored_optimizer_continues_with_the_same_bits(pair):
     through, broken = weights(), weights()
     steps(pair[0](through), through, 12)
     first, second = pair[0](broken), pair[0](broken)
@@ -60,7 +60,7 @@ def test_one_that_was_put_back_goes_on_as_if_nothing_had_happened(pair):
     assert all(torch.equal(a, b) for a, b in zip(through, broken, strict=True))
 
 
-def test_a_state_is_a_copy_and_an_optimizer_that_has_forgotten_has_none():
+def test_the_state_of_an_optimizer_is_a_copy_and_is_empty_after_forget():
     ours = weights()
     optimizer = Adam(ours, lr=0.1)
     steps(optimizer, ours, 1)
@@ -73,7 +73,7 @@ def test_a_state_is_a_copy_and_an_optimizer_that_has_forgotten_has_none():
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_parameters_whose_gradients_lie_in_one_memory_get_torchs_bits_too(pair):
+def test_gradients_in_the_same_memory_give_the_same_bits_as_with_torch(pair):
     def trained(optimizer, two):
         for _ in range(3):
             optimizer.zero_grad()
@@ -90,7 +90,7 @@ def test_parameters_whose_gradients_lie_in_one_memory_get_torchs_bits_too(pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_a_step_leaves_no_gradient_behind(pair):
+def test_a_step_removes_all_gradients(pair):
     ours = weights()
     steps(pair[0](ours), ours, 2)
     assert all(w.grad is None for w in ours)
@@ -108,6 +108,6 @@ print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._i
 """
 
 
-def test_local_training_does_not_load_torchs_compiler():
+def test_local_training_does_not_import_the_compiler_of_torch():
     ran = subprocess.run([sys.executable, "-c", TRAIN], capture_output=True, text=True, timeout=120)
     assert ran.stdout.strip() == "[]", ran.stdout + ran.stderr

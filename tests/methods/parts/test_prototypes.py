@@ -30,7 +30,7 @@ def features():
     return SimpleNamespace(z=torch.randn(30, SIZE, generator=dice), y=torch.randint(3, (30,), generator=dice))
 
 
-def test_features_seen_in_batches_have_the_means_of_all_samples(model, features):
+def test_features_added_in_batches_have_the_class_means_of_all_samples(model, features):
     seen = SeenFeatures(model)
     for z, y in zip(features.z.split(7), features.y.split(7), strict=True):
         seen.add(z, y)
@@ -43,7 +43,7 @@ def test_features_seen_in_batches_have_the_means_of_all_samples(model, features)
     assert not seen.counts.any() and not seen.sums.any()
 
 
-def test_a_device_sends_the_classes_it_holds_and_that_is_what_is_wanted(model):
+def test_a_device_sends_rows_for_its_classes_and_they_fit_the_wanted_rows(model):
     means, counts = torch.arange(float(CLASSES * SIZE)).reshape(CLASSES, SIZE), torch.tensor([2, 0, 1, 0])
     sent = held_rows(means, counts)
     assert sent["labels"].tolist() == [0, 2] and sent["counts"].tolist() == [2, 1]
@@ -53,7 +53,7 @@ def test_a_device_sends_the_classes_it_holds_and_that_is_what_is_wanted(model):
     assert "2 examples" in str(problem_with(held_row_wants(model), sent, examples=2))
 
 
-def test_a_table_goes_through_its_rows_and_back(model):
+def test_a_table_is_the_same_after_conversion_to_rows_and_back(model):
     prototypes, known = torch.randn(CLASSES, SIZE), torch.tensor([True, False, True, True])
     back, mask = table_of(known_rows(prototypes, known), model)
     assert torch.equal(mask, known) and torch.equal(back[known], prototypes[known])
@@ -61,7 +61,7 @@ def test_a_table_goes_through_its_rows_and_back(model):
     assert not table_of({}, model)[1].any()
 
 
-def test_margins_are_told_of_each_class_and_on_average():
+def test_margin_figures_contains_the_margin_of_each_class_and_their_mean():
     found = margin_figures(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]]))
     assert found == pytest.approx(
         {"margin.0": 5.0, "margin.1": 1.0, "margin.2": 1.0, "margin.mean": 7 / 3}, rel=1e-4

@@ -31,7 +31,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("metric", BY_HAND)
-def test_a_class_is_as_near_as_the_nearest_of_its_rows(metric):
+def test_the_score_of_a_class_is_that_of_its_nearest_row(metric):
     rows = unit(ROWS) if metric == "cosine" else ROWS
     scores = Nearest(rows, LABELS, CLASSES, metric)(Z)
     for z, found in zip(Z, scores.tolist(), strict=True):
@@ -46,7 +46,7 @@ def test_a_class_without_rows_is_never_chosen_and_its_score_may_be_finite():
     assert nothing.shape == (7, CLASSES) and (nothing == -math.inf).all()
 
 
-def test_of_a_table_the_classes_that_are_known_are_near():
+def test_nearest_known_chooses_the_nearest_of_the_known_classes():
     table, known = torch.randn(CLASSES, SIZE), torch.tensor([True, False, True, True])
     scores = nearest_known(table, known, "squared")(Z)
     for z, found in zip(Z, scores, strict=True):
@@ -54,7 +54,7 @@ def test_of_a_table_the_classes_that_are_known_are_near():
         assert int(found.argmax()) == min(distances, key=distances.get) and found[1] == -math.inf
 
 
-def test_a_classifier_sees_embeddings_or_their_directions():
+def test_a_classifier_scores_embeddings_or_their_directions():
     head = nn.Linear(SIZE, CLASSES)
     assert torch.equal(Classifier(head)(Z), head(Z))
     assert torch.allclose(Classifier(head, sphere=True)(3 * Z), head(unit(Z)), atol=1e-6)
@@ -73,7 +73,7 @@ def test_a_linear_rule_scores_the_known_classes_and_never_chooses_another(normal
 
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("matrices", [True, False])
-def test_gaussians_score_by_half_the_squared_distance_and_never_choose_an_unknown_class(matrices, normalised):
+def test_gaussians_score_by_the_squared_distance_and_never_choose_an_unknown_class(matrices, normalised):
     offsets = torch.tensor([0.5, -math.inf, 2.0, 0.0])
     scales = torch.rand(CLASSES, *([SIZE] * (1 + matrices)), generator=torch.Generator().manual_seed(3))
     scores = Gaussians(ROWS[:CLASSES], scales, offsets, normalised=normalised)(Z)
@@ -87,7 +87,7 @@ def test_gaussians_score_by_half_the_squared_distance_and_never_choose_an_unknow
             assert float(score) == pytest.approx(float(offset) - square / 2, rel=1e-4)
 
 
-def test_a_rule_holds_what_it_was_made_with():
+def test_a_rule_has_a_copy_of_its_rows():
     rows = ROWS.clone()
     rule = nearest_known(rows, torch.ones(5, dtype=torch.bool), "squared")
     before = rule(Z)
@@ -116,11 +116,11 @@ def test_a_rule_is_stored_and_loaded_like_any_module(rule):
     assert torch.equal(other(Z), rule(Z))
 
 
-def test_places_are_filled_up_with_one_behind_the_last():
+def test_places_of_fills_unused_places_with_the_number_of_rows():
     assert places_of(LABELS, CLASSES).tolist() == [[1, 5, 5], [5, 5, 5], [0, 2, 4], [3, 5, 5]]
 
 
-def test_the_head_serves_for_both_ways_until_a_prototype_is_known():
+def test_both_ways_use_the_head_until_a_prototype_is_known():
     head, table = nn.Linear(SIZE, CLASSES), torch.randn(CLASSES, SIZE)
     nothing, some = torch.zeros(CLASSES, dtype=torch.bool), torch.tensor([True, False, True, True])
     assert both_ways(head, table, nothing) == {"prototype": head, "classifier": head}

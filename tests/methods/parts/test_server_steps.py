@@ -14,7 +14,7 @@ def far(_name, x, mean):
     return x + 10 * (mean - x)
 
 
-def test_parameters_move_beyond_the_mean_and_statistics_become_the_mean():
+def test_move_parameters_steps_only_parameters_and_sets_statistics_to_the_mean():
     model, before = tiny(norm=True), snapshot(weights_of(tiny(norm=True)))
     mean = {k: w * 0.5 if w.is_floating_point() else w + 3 for k, w in before.items()}
     move_parameters(model, mean, far)
@@ -25,7 +25,7 @@ def test_parameters_move_beyond_the_mean_and_statistics_become_the_mean():
         assert_close(after[key], -4 * w if key in learned else mean[key])
 
 
-def test_a_parameter_with_two_names_moves_once():
+def test_a_parameter_with_two_names_is_changed_once():
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     model["b"].weight = model["a"].weight
     before = snapshot(weights_of(model))
@@ -33,7 +33,7 @@ def test_a_parameter_with_two_names_moves_once():
     assert_close(weights_of(model), {k: -9 * w for k, w in before.items()})
 
 
-def test_a_frozen_backbone_is_not_read_and_does_not_move():
+def test_a_server_step_does_not_change_a_frozen_backbone():
     model = tiny(norm=True, frozen=True)
     before = snapshot(model.state_dict())
     move_parameters(model, {k: torch.zeros_like(w) for k, w in weights_of(model).items()}, far)
@@ -41,7 +41,7 @@ def test_a_frozen_backbone_is_not_read_and_does_not_move():
         assert torch.equal(w, before[key]) == (key.startswith("features.") or not bool(before[key].any()))
 
 
-def test_a_moment_has_an_array_for_each_parameter_and_goes_round_through_its_state():
+def test_a_moment_has_an_array_for_each_parameter_and_can_be_restored():
     model = tiny(norm=True)
     moment, again = Moment("v", model, 0.25), Moment("v", model)
     name = "head.weight"

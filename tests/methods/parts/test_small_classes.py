@@ -28,7 +28,7 @@ def labels_of(sent):
     return {name: sorted(set(answer["labels"].tolist())) for name, answer in sent.items()}
 
 
-def test_the_methods_that_send_class_means_have_the_setting():
+def test_the_methods_that_send_rows_of_classes_have_the_setting_least_samples():
     assert CAREFUL == ["feddap", "fedgh", "fedpcl", "tinyproto"]
     assert sorted({*METHODS} - {*CAREFUL}) == [
         "feddistill", "fedhp", "fednh", "fedpall", "fedplcc", "fedplvm", "fedproto", "fedsa", "fedtgp", "fpl", "rucr",
@@ -36,14 +36,14 @@ def test_the_methods_that_send_class_means_have_the_setting():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_methods_of_papers_send_every_class_unless_a_limit_is_set(method):
+def test_least_samples_is_5_for_methods_of_class_means_and_otherwise_1(method):
     assert load(method).Hyper().least_samples == (5 if method in CAREFUL else 1)
     with pytest.raises(ValueError, match="least_samples is 0, it must be at least 1"):
         load(method).Hyper(least_samples=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_class_with_few_samples_is_not_sent_and_both_parties_say_so(method, caplog):
+def test_a_class_with_few_samples_is_not_sent_and_both_parties_report_it(method, caplog):
     with caplog.at_level(logging.WARNING, "protofleet.device"):
         sent, figures = played(
             method, least_samples=5
@@ -56,14 +56,14 @@ def test_a_class_with_few_samples_is_not_sent_and_both_parties_say_so(method, ca
 
 
 @pytest.mark.parametrize("method", WITH_LABELS)
-def test_with_the_papers_number_every_class_is_sent(method):
+def test_each_class_is_sent_if_least_samples_is_1(method):
     sent, figures = played(method, least_samples=1)
     assert labels_of(sent)["device-2"] == [0, 2]
     assert figures.get("devices.0") == (3 if method in CAREFUL else None), "the paper's records do not change"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_limit_below_every_class_changes_no_bit(method):
+def test_a_limit_below_the_size_of_each_class_changes_no_bit(method):
     usual, limited = played(method, least_samples=1)[0], played(method, least_samples=2)[0]
     if method in ("fedplcc", "fedplvm"):  # A cluster of one sample is pooled with others.
         assert labels_of(usual) == labels_of(limited)
@@ -71,7 +71,7 @@ def test_a_limit_below_every_class_changes_no_bit(method):
         assert all(same(usual[name], limited[name]) for name in usual)
 
 
-def test_small_clusters_become_one_and_are_left_out_if_even_this_one_is_small():
+def test_small_clusters_are_merged_and_a_merged_cluster_that_is_small_is_left_out():
     means = torch.tensor([[0.0], [1.0], [4.0], [9.0]])
     rows, counts = large_clusters(means, torch.tensor([5, 1, 3, 6]), 4)
     assert counts.tolist() == [5, 6, 4] and rows.flatten().tolist() == [0.0, 9.0, (1.0 + 3 * 4.0) / 4]
@@ -81,7 +81,7 @@ def test_small_clusters_become_one_and_are_left_out_if_even_this_one_is_small():
     assert counts.tolist() == [4] and torch.equal(rows, means[:1])
 
 
-def test_fedhp_sends_the_row_of_a_small_class_as_it_was_received():
+def test_fedhp_sends_the_row_of_a_small_class_unchanged():
     method, chosen = load("fedhp"), load("fedhp").Hyper(**LOCAL, least_samples=5, init_steps=2)
     server, clients = server_of(method, chosen), clients_of(method, chosen)
     received = server.payload()["prototypes"].clone()
@@ -99,7 +99,7 @@ def test_fedpall_mixes_no_feature_of_a_small_class():
     assert mixed["labels"].tolist() == [2] * 5 and len(mixed["features"]) == 5
 
 
-def test_a_reply_for_several_devices_counts_each_of_them():
+def test_a_combined_reply_counts_each_of_its_devices():
     method, chosen = load("fedproto"), load("fedproto").Hyper(**LOCAL, least_samples=5)
     server, clients = server_of(method, chosen), clients_of(method, chosen)
     sent = play(server, clients, 1)[0]["device-0"]

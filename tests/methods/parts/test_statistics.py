@@ -34,7 +34,7 @@ def after(server, clients, *rounds):
 
 
 @every_method
-def test_order_repeats_and_rounds_change_no_bit(method):
+def test_the_order_and_the_round_of_answers_and_repeated_answers_change_no_bit(method):
     once = after(*fresh(method), sorted(FOUR))
     late = after(*fresh(method), ["device-3", "device-0"], ["device-2", "device-1"])
     again = after(*fresh(method), ["device-1", "device-2", "device-3"], sorted(FOUR), ["device-2"])
@@ -50,7 +50,7 @@ def test_order_repeats_and_rounds_change_no_bit(method):
 
 
 @every_method
-def test_the_cap_on_claimed_samples_depends_on_all_kept_answers_and_not_on_their_rounds(method):
+def test_the_cap_on_stated_samples_depends_on_all_kept_answers(method):
     """Median and cap are those of all devices; without device-3, which has 6 samples, they are higher."""
 
     def capped(*rounds, gone=()):
@@ -67,7 +67,7 @@ def test_the_cap_on_claimed_samples_depends_on_all_kept_answers_and_not_on_their
 
 
 @every_method
-def test_a_round_of_some_devices_gives_the_head_of_those_and_a_late_device_adds_itself(method):
+def test_a_late_device_is_added_to_the_head_of_the_earlier_devices(method):
     few = ["device-0", "device-2"]
     server, clients = fresh(method)
     alone = after(server, clients, few)
@@ -78,7 +78,7 @@ def test_a_round_of_some_devices_gives_the_head_of_those_and_a_late_device_adds_
 
 
 @every_method
-def test_a_device_whose_data_have_changed_replaces_what_it_sent(method):
+def test_a_device_with_changed_data_replaces_its_earlier_answer(method):
     server, clients = fresh(method)
     after(server, clients, sorted(FOUR))
     moved = {**FOUR, "device-1": shard(9)}
@@ -87,7 +87,7 @@ def test_a_device_whose_data_have_changed_replaces_what_it_sent(method):
 
 
 @every_method
-def test_a_class_that_nobody_holds_is_never_predicted(method):
+def test_a_class_that_no_device_holds_is_never_predicted(method):
     shards = {name: Shard(part.x[part.y != 1], part.y[part.y != 1]) for name, part in SHARDS.items()}
     server, clients = fresh(method, shards)
     after(server, clients, sorted(shards))
@@ -100,7 +100,7 @@ def test_a_class_that_nobody_holds_is_never_predicted(method):
 
 
 @every_method
-def test_a_class_with_few_samples_is_not_sent_and_both_parties_say_so(method, caplog):
+def test_a_class_with_few_samples_is_not_sent_and_both_parties_report_it(method, caplog):
     server, clients = fresh(method)  # device-2 has 5 samples of class 2 and only 2 of class 0.
     with caplog.at_level(logging.WARNING, "protofleet.device"):
         play(server, clients, 1)
@@ -114,7 +114,7 @@ def test_a_class_with_few_samples_is_not_sent_and_both_parties_say_so(method, ca
 
 
 @every_method
-def test_a_device_that_sends_nothing_of_any_class_takes_part_and_changes_nothing(method):
+def test_a_device_whose_classes_are_all_too_small_takes_part_without_effect(method):
     shards = {**SHARDS, "device-9": shard(5, (0, 1, 2))}
     with_it, without = fresh(method, shards), fresh(method, SHARDS)
     after(*with_it, sorted(shards))
@@ -134,7 +134,7 @@ def test_a_device_that_sends_nothing_of_any_class_takes_part_and_changes_nothing
 
 
 @every_method
-def test_a_device_without_a_sample_takes_no_part_and_both_parties_say_so(method, caplog):
+def test_a_device_without_samples_takes_no_part_and_both_parties_report_it(method, caplog):
     nobody = {"device-9": Shard(SHARDS["device-0"].x[:0], SHARDS["device-0"].y[:0])}
     with_it, without = fresh(method, {**SHARDS, **nobody}), fresh(method, SHARDS)
     after(*with_it, [*SHARDS, "device-9"])
@@ -149,7 +149,7 @@ def test_a_device_without_a_sample_takes_no_part_and_both_parties_say_so(method,
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if "counts" in load(name).arrays])
-def test_counts_that_are_no_counts_are_refused_with_value_and_limit(method):
+def test_impossible_counts_are_refused_with_value_and_limit(method):
     server, clients = fresh(method)
     server.begin(1, [])
     ask = next(server.round())
@@ -173,7 +173,7 @@ def test_an_answer_that_the_server_half_refuses_is_named_and_left_out(method, ca
 
 
 @every_method
-def test_impossible_settings_name_value_and_limit(method):
+def test_impossible_settings_are_refused_with_value_and_limit(method):
     with pytest.raises(ValueError, match="least_samples is 0, it must be at least 1"):
         load(method).Hyper(least_samples=0)
     with pytest.raises(ValueError, match="features is 'half', it must be one of normalised, raw"):
@@ -184,7 +184,7 @@ MEANS = [name for name in METHODS if "prototypes" in load(name).arrays]
 
 
 @pytest.mark.parametrize("method", MEANS)
-def test_means_of_normalised_features_have_a_largest_norm_and_raw_ones_have_none(method):
+def test_means_of_normalised_features_have_a_largest_norm_and_raw_means_have_none(method):
     server, clients = fresh(method)
     ask = next(server.round())
     sent = answer(clients["device-0"], ask, 1)

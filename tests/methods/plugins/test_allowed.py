@@ -48,7 +48,7 @@ def plan(place):
     ).plan()  # fmt: skip
 
 
-def test_a_plan_names_hashes_and_no_paths_and_comes_back_as_it_went(plan, place):
+def test_a_plan_names_plug_ins_by_hash_without_paths_and_is_read_back_unchanged(plan, place):
     table = json.loads(plan.encode())
     assert table["plugins"] == {"method": HASH, "network": sha256(NETWORK)}
     assert table["network"].keys() == {"name", "head"} and str(place) not in plan.encode().decode()
@@ -58,18 +58,18 @@ def test_a_plan_names_hashes_and_no_paths_and_comes_back_as_it_went(plan, place)
     assert again.load().paper == "arXiv:2301.09604" and again.model().feature_size == 8
 
 
-def test_a_plan_without_plug_ins_says_nothing_of_them():
+def test_a_plan_without_plug_ins_does_not_contain_their_setting():
     assert b"plug" not in Plan("fedavg", 3, 2).encode() and b"file" not in Plan("fedavg", 3, 2).encode()
 
 
-def test_a_device_of_a_version_without_plug_ins_declines_in_one_line(plan):
+def test_a_device_of_a_version_without_plug_ins_refuses_the_plan(plan):
     hints = get_type_hints(Plan, include_extras=True)
     before = make_dataclass("Before", [(f.name, hints[f.name]) for f in fields(Plan) if f.name != "plugins"])
     with pytest.raises(SettingsError, match=r"^plan.plugins is not a setting; "):
         decode(before, json.loads(plan.encode()), "plan")
 
 
-def test_an_unknown_hash_is_declined_even_where_another_device_of_the_process_has_loaded_it(plan):
+def test_a_hash_is_refused_even_if_another_device_of_the_process_has_loaded_it(plan):
     with pytest.raises(PlugInError) as error:
         read_plan(plan.encode(), PlugIns())
     assert str(error.value) == (
@@ -77,7 +77,7 @@ def test_an_unknown_hash_is_declined_even_where_another_device_of_the_process_ha
     )
 
 
-def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, place):
+def test_a_listed_file_whose_hash_is_not_allowed_is_refused(plan, place):
     files = (str(place / "fedexp.py"), str(place / "mynet.py"))
     for allow in ((), (sha256(NETWORK),)):
         with pytest.raises(
@@ -86,7 +86,7 @@ def test_a_file_that_is_there_and_whose_hash_is_not_allowed_is_declined(plan, pl
             read_plan(plan.encode(), PlugIns(files, allow))
 
 
-def test_a_file_that_was_changed_after_it_was_allowed_is_another_file(plan, place):
+def test_a_file_that_was_changed_after_it_was_allowed_is_refused_with_its_new_hash(plan, place):
     path = place / "fedexp.py"
     path.write_text(CODE + "# changed\n")
     with pytest.raises(PlugInError) as error:
@@ -95,7 +95,7 @@ def test_a_file_that_was_changed_after_it_was_allowed_is_another_file(plan, plac
     assert str(error.value) == f"{WORDS}, but the file fedexp.py on this device has SHA-256 {other}"
 
 
-def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, place):
+def test_the_error_names_another_file_with_the_same_name_even_if_it_is_allowed(plan, place):
     (place / "mine").mkdir()
     path = place / "mine" / "fedexp.py"
     path.write_text("METHOD = 1\n")
@@ -104,7 +104,7 @@ def test_another_file_of_the_same_name_is_said_to_be_one_allowed_or_not(plan, pl
             read_plan(plan.encode(), PlugIns((str(path),), allow))
 
 
-def test_an_allowed_hash_without_a_file_says_what_is_missing(plan, place):
+def test_an_allowed_hash_without_a_file_is_refused_with_the_setting_for_the_file(plan, place):
     with pytest.raises(
         PlugInError, match="allows but does not have; its owner can put the file into plugins.files"
     ):
@@ -128,7 +128,7 @@ def test_the_file_of_an_allowed_plug_in_may_have_any_name(plan, place):
         {"files": ["/x.py"]},
     ],
 )
-def test_what_comes_over_the_wire_is_a_hash_of_a_known_kind_or_it_is_declined(plan, said):
+def test_plan_plugins_is_refused_unless_it_has_hashes_of_known_kinds(plan, said):
     table = {**json.loads(plan.encode()), "plugins": said}
     with pytest.raises(
         PlugInError,
@@ -145,14 +145,14 @@ def test_what_comes_over_the_wire_is_a_hash_of_a_known_kind_or_it_is_declined(pl
         {"method": "fedexp", "plugins": {"network": sha256(NETWORK)}},
     ],
 )
-def test_nothing_but_plan_plugins_names_a_plug_in_over_the_wire(plan, place, change):
+def test_a_plan_from_the_wire_can_name_a_plug_in_only_in_plan_plugins(plan, place, change):
     allowed = PlugIns((str(place / "fedexp.py"), str(place / "mynet.py")), (HASH, sha256(NETWORK)))
     table = {**json.loads(plan.encode()), **change}
     with pytest.raises(SettingsError):
         read_plan(json.dumps(table).encode(), allowed)
 
 
-def test_a_coordinator_runs_only_what_its_own_settings_allow(place):
+def test_a_coordinator_runs_only_plug_ins_that_its_settings_allow(place):
     def settings(**plugins):
         return CoordinatorSettings(
             "run", 2, 3, {"file": str(place / "fedexp.py")}, plugins=PlugIns(**plugins)
@@ -167,7 +167,7 @@ def test_a_coordinator_runs_only_what_its_own_settings_allow(place):
     assert named.plan() == settings(allow=(HASH,)).plan()
 
 
-def test_a_plug_in_with_the_name_of_ours_has_to_take_another(place):
+def test_a_plug_in_with_the_name_of_a_method_of_protofleet_needs_another_name(place):
     path = place / "fedavg.py"
     path.write_text(CODE)
     with pytest.raises(PlugInError, match='protofleet\'s own method has; .*: method.name = "my-fedavg"'):
@@ -176,7 +176,7 @@ def test_a_plug_in_with_the_name_of_ours_has_to_take_another(place):
     assert told.plan().method == "mine"
 
 
-def test_a_hash_that_is_none_is_found_in_the_settings():
+def test_a_malformed_hash_in_the_settings_is_refused():
     with pytest.raises(
         SettingsError,
         match="plugins: allow has 'ab12', but an entry must be a SHA-256 of 64 hexadecimal digits",
@@ -185,7 +185,7 @@ def test_a_hash_that_is_none_is_found_in_the_settings():
     assert encode(DeviceSettings("a"))["plugins"] == {"files": [], "allow": []}
 
 
-def test_a_device_that_does_not_allow_it_leaves_the_run_and_says_why(plan, tmp_path):
+def test_a_device_that_does_not_allow_the_plug_in_leaves_the_run_with_the_reason(plan, tmp_path):
     run = simulation(tmp_path, "fedavg")
     run.service.run.participants.members.clear()
     words = []
@@ -199,7 +199,7 @@ def test_a_device_that_does_not_allow_it_leaves_the_run_and_says_why(plan, tmp_p
 NOTHING_SAID = type("About", (), {"can": (), "uses": (), "names": (), "metrics": ()})()
 
 
-def test_the_plug_in_learns_through_the_wire(plan, place, tmp_path):
+def test_a_method_of_a_plug_in_learns_through_the_wire(plan, place, tmp_path):
     from_file(place / "fedexp.py", None)
     run = simulation(
         tmp_path / "run", "fedexp", plugin=HASH, plugins=PlugIns((str(place / "fedexp.py"),), (HASH,))

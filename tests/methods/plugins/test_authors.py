@@ -20,7 +20,7 @@ from tests.support.plug_ins import installed_package
 TEXT = """from protofleet.methods.contract.bridge import to_numpy
 import sys
 def calls(what):
-    what()  # not ours
+    what()  # a line of the plug-in
 def deep():
     to_numpy({"x": 5})
 def leaves():
@@ -42,7 +42,7 @@ def raised(call):
         call()
     except BaseException as error:  # noqa: BLE001 - SystemExit too
         return error
-    raise AssertionError("it raised nothing")
+    raise AssertionError("the call raised no error")
 
 
 def does(error):
@@ -59,12 +59,12 @@ def does(error):
          'open("/nowhere/at/all")'),
     ],
 )  # fmt: skip
-def test_the_deepest_line_of_the_author_is_named_with_its_code_whatever_it_called(own, name, line, words):
+def test_an_error_names_the_deepest_line_of_the_plug_in_with_its_code(own, name, line, words):
     found = as_authors(raised(getattr(own, name)))
     assert str(found) == f"{own.__file__}:{line}: {words}"
 
 
-def test_the_line_that_was_run_is_shown_when_the_file_has_been_changed_since(own, tmp_path):
+def test_an_error_shows_the_line_that_ran_even_if_the_file_has_changed_since(own, tmp_path):
     (tmp_path / "fedexp.py").write_text("# nothing\n" * 20)
     error = raised(own.deep)
     assert 'to_numpy({"x": 5})' in str(as_authors(error))
@@ -75,15 +75,15 @@ def test_the_line_that_was_run_is_shown_when_the_file_has_been_changed_since(own
     "error",
     [MemoryError(), RuntimeError("CUDA out of memory"), OSError(28, "No space left"), DamagedError("x")],
 )
-def test_what_the_machine_or_our_disk_says_under_an_authors_line_stays_what_it_is(own, error):
+def test_an_error_of_the_machine_is_not_attributed_to_the_author_of_the_plug_in(own, error):
     assert as_authors(raised(lambda: own.calls(lambda: does(error)))) is None
 
 
-def test_an_error_without_an_authors_line_is_nobodys_but_ours():
+def test_an_error_without_a_line_of_a_plug_in_is_not_attributed_to_an_author():
     assert as_authors(raised(lambda: does(ValueError("x")))) is None
 
 
-def test_a_line_of_an_installed_plug_in_is_its_authors_too(tmp_path, monkeypatch):
+def test_an_error_names_the_line_of_a_plug_in_of_an_installed_package(tmp_path, monkeypatch):
     installed_package(
         tmp_path, "nova-parts", {"parts_of_nova.py": TEXT}, {"methods": "n = parts_of_nova:deep"}
     )
@@ -107,18 +107,18 @@ def result_of(work):
     return results[0]
 
 
-def test_a_worker_outlives_a_plug_in_that_says_system_exit_and_tells_its_owner(own, caplog):
+def test_a_worker_survives_a_plug_in_that_raises_system_exit_and_reports_it(own, caplog):
     found = result_of(own.leaves)
     assert isinstance(found, AuthorError) and f"{own.__file__}:8: SystemExit: 0" in str(found)
-    assert "Traceback" in caplog.text, "its author reads the whole of it in the log"
+    assert "Traceback" in caplog.text, "the log must contain the traceback for the author"
 
 
-def test_a_worker_outlives_work_of_anybody_that_would_end_it():
+def test_a_worker_survives_any_work_that_raises_system_exit():
     found = result_of(lambda: does(SystemExit(3)))
     assert isinstance(found, EndedWorkError) and str(found) == "the work was ended by SystemExit: 3"
 
 
-def test_a_command_in_which_a_plug_in_says_system_exit_has_not_been_done(own):
+def test_a_command_fails_if_a_plug_in_raises_system_exit(own):
     options = type("Options", (), {"command": lambda self, options: own.leaves()})()
     with pytest.raises(AuthorError, match="fedexp.py:8: SystemExit: 0"):
         perform(options)
@@ -161,7 +161,7 @@ def numbers():
         (numbers(), """round() must yield Ask(phase, payload) whose payload is {"name": tensor, ...}; 'x' is int"""),
     ],
 )  # fmt: skip
-def test_a_round_that_yields_no_ask_is_named_with_the_line_of_its_def(given, words):
+def test_a_round_that_yields_no_ask_is_refused_with_the_line_of_its_def(given, words):
     half = Half(given)
     with pytest.raises(AuthorError) as error:
         first_ask(half, round_of(half))
@@ -169,7 +169,7 @@ def test_a_round_that_yields_no_ask_is_named_with_the_line_of_its_def(given, wor
     assert str(error.value) == f"{__file__}:{line}: {words}"
 
 
-def test_an_answer_or_a_state_that_is_no_table_of_tensors_names_the_def():
+def test_a_payload_that_is_no_table_of_tensors_is_refused_with_the_function():
     with pytest.raises(AuthorError, match=r'round\(\) must give {"name": tensor, ...}; it gives NoneType'):
         tensors_of(None, Half.round)
     with pytest.raises(AuthorError, match="; 3 is str"):

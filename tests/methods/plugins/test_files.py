@@ -28,7 +28,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_a_broken_file_is_one_line_with_the_deepest_line_of_its_own(tmp_path, text):
+def test_a_broken_file_is_refused_in_one_line_with_its_deepest_line(tmp_path, text):
     path = tmp_path / "fedexp.py"
     path.write_text(text)
     with pytest.raises(PlugInError) as error:
@@ -38,14 +38,14 @@ def test_a_broken_file_is_one_line_with_the_deepest_line_of_its_own(tmp_path, te
     assert f"{file.PREFIX}{sha256(text)}" not in sys.modules
 
 
-def test_an_interrupt_while_it_runs_is_the_users_own(tmp_path):
+def test_an_interrupt_by_the_user_ends_the_import_of_a_plug_in(tmp_path):
     path = tmp_path / "slow.py"
     path.write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         from_file(path, None)
 
 
-def test_a_file_without_its_constant_says_which_one(tmp_path):
+def test_a_file_without_its_constant_is_refused_with_the_name_of_the_constant(tmp_path):
     path = tmp_path / "fedexp.py"
     path.write_text("METHD = 1\n")
     _, module = from_file(path, None)
@@ -57,7 +57,7 @@ def test_a_file_without_its_constant_says_which_one(tmp_path):
         demand_type(Path, str, "method", "fedexp.py")
 
 
-def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_path):
+def test_a_missing_file_a_folder_a_pipe_and_a_large_file_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "large.py").write_bytes(b"#" * (file.LARGEST + 1))
     words = {
@@ -71,7 +71,7 @@ def test_no_file_a_folder_a_pipe_and_a_very_large_one_are_refused_at_once(tmp_pa
             from_file(tmp_path / name, None)
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_file_names_the_folder_that_was_searched(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         PlugInError, match=f"^none.py: there is no such file; it was looked for in {tmp_path}$"
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_is_said_to_be_missing_where_it_was_looked_for(
         PlugIns().hash_of("method", "none", str(whole), ours=False)
 
 
-def test_a_hash_that_is_not_allowed_runs_nothing(tmp_path):
+def test_a_file_whose_hash_is_not_allowed_is_not_run(tmp_path):
     path, mark = tmp_path / "x.py", tmp_path / "ran"
     text = f"open({str(mark)!r}, 'w')\nMETHOD = 1\n"
     path.write_text(text)
@@ -98,7 +98,7 @@ def test_a_hash_that_is_not_allowed_runs_nothing(tmp_path):
     assert mark.exists()
 
 
-def test_a_file_that_was_changed_after_it_was_allowed_runs_nothing(tmp_path):
+def test_a_file_that_was_changed_after_it_was_allowed_is_not_run(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("X = 1\n")
     allowed = {sha256("X = 1\n")}
@@ -107,7 +107,7 @@ def test_a_file_that_was_changed_after_it_was_allowed_runs_nothing(tmp_path):
         from_file(path, allowed)
 
 
-def test_a_link_that_is_moved_between_hashing_and_running_changes_nothing(tmp_path, monkeypatch):
+def test_the_hashed_bytes_are_run_even_if_a_link_changes_after_the_hashing(tmp_path, monkeypatch):
     good, evil, link = tmp_path / "good.py", tmp_path / "evil.py", tmp_path / "link.py"
     good.write_text("WHO = 'the allowed one'\n")
     evil.write_text("WHO = 'another'\n")
@@ -124,7 +124,7 @@ def test_a_link_that_is_moved_between_hashing_and_running_changes_nothing(tmp_pa
     assert link.resolve() == evil and module.WHO == "the allowed one"
 
 
-def test_two_files_with_the_same_bytes_are_one_module_and_dataclasses_find_it(tmp_path):
+def test_two_files_with_the_same_bytes_are_one_module(tmp_path):
     text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     text += "@dataclass(frozen=True)\nclass A:\n    n: int = 1\n"
     for name in ("a.py", "b.py"):
@@ -132,7 +132,7 @@ def test_two_files_with_the_same_bytes_are_one_module_and_dataclasses_find_it(tm
     assert from_file(tmp_path / "a.py", None)[1] is from_file(tmp_path / "b.py", None)[1]
 
 
-def test_what_no_process_has_loaded_is_not_found_by_its_hash():
+def test_a_plug_in_that_was_not_loaded_is_not_found_by_its_hash():
     with pytest.raises(
         PlugInError, match="the method ghost is a plug-in with SHA-256 f{64}, which is not loaded"
     ):

@@ -47,7 +47,9 @@ def site(tmp_path, monkeypatch):
         ("data", ["windows"], "data mnist"),
     ],
 )
-def test_lists_show_them_with_package_and_version_and_import_none(site, capsys, kind, names, clash):
+def test_the_lists_show_plug_ins_with_package_and_version_without_importing_them(
+    site, capsys, kind, names, clash
+):
     assert main([kind, "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["plugins"] == [
@@ -61,7 +63,7 @@ def test_lists_show_them_with_package_and_version_and_import_none(site, capsys, 
     assert f"{names[-1]:16} a plug-in of the package nova-methods 1.2\n" in capsys.readouterr().out
 
 
-def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_no_other(site, capsys):
+def test_a_method_of_a_package_is_described_and_a_broken_one_is_refused_in_one_line(site, capsys):
     assert main(["methods", "fedexp"]) == 0
     said = capsys.readouterr().out
     assert "FedExP (Jhunjhunwala et al." in said and re.search(
@@ -71,7 +73,7 @@ def test_one_of_a_package_is_explained_and_a_broken_one_is_one_line_that_hurts_n
     assert capsys.readouterr().err == f"protofleet: {site}/novas/broken.py:2: SystemExit: 3\n"
 
 
-def test_a_file_of_ones_own_is_explained_by_its_path(tmp_path, capsys):
+def test_a_plug_in_file_is_described_by_its_path(tmp_path, capsys):
     (tmp_path / "fedexp.py").write_text(FILES["novas/fedexp.py"])
     assert main(["methods", str(tmp_path / "fedexp.py")]) == 0
     assert "FedExP (Jhunjhunwala et al." in capsys.readouterr().out
@@ -84,7 +86,7 @@ def experiment():
     })  # fmt: skip
 
 
-def test_an_experiment_takes_them_by_name_and_its_plan_by_the_hash_of_their_files(site):
+def test_an_experiment_names_plug_ins_of_packages_and_its_plan_has_their_hashes(site):
     plan = experiment().plan
     number = digest_of(installed("method")["fedexp"])
     assert json.loads(plan.encode())["plugins"] == {"method": number, "network": number}
@@ -95,7 +97,7 @@ def test_an_experiment_takes_them_by_name_and_its_plan_by_the_hash_of_their_file
         read_plan(plan.encode(), PlugIns())
 
 
-def test_a_package_that_was_changed_since_it_was_installed_is_not_run(site):
+def test_a_package_that_was_changed_after_its_installation_is_refused(site):
     plan = experiment().plan
     (number,) = set(json.loads(plan.encode())["plugins"].values())
     (site / "novas" / "net.py").write_text(NETWORK + "# changed\n")
@@ -103,12 +105,12 @@ def test_a_package_that_was_changed_since_it_was_installed_is_not_run(site):
         read_plan(plan.encode(), PlugIns((), (number,)))
 
 
-def test_a_name_that_nobody_has_is_answered_as_before(site):
+def test_an_unknown_name_is_refused_as_without_plug_ins(site):
     with pytest.raises(SettingsError, match="no method 'fedfoo'; did you mean"):
         decode(Experiment, {"name": "x", "rounds": 2, "method": {"name": "fedfoo"}})
 
 
-def test_packages_are_read_once_for_all_errors_and_again_where_others_can_be_imported(tmp_path, monkeypatch):
+def test_packages_are_read_again_only_if_the_import_path_changes(tmp_path, monkeypatch):
     read, reading = [], packages.entry_points
     monkeypatch.setattr(packages, "entry_points", lambda group: read.append(group) or reading(group=group))
     monkeypatch.syspath_prepend(str(tmp_path / "none"))

@@ -49,7 +49,7 @@ def place(tmp_path):
     return written(tmp_path)
 
 
-def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkeypatch):
+def test_the_experiment_of_the_page_is_valid_and_its_plan_has_the_hashes(place, monkeypatch):
     monkeypatch.chdir("/")
     experiment = read_experiment(place / "mine.toml", [])
     table = json.loads(experiment.plan.encode())
@@ -74,7 +74,7 @@ def test_the_pages_experiment_is_one_and_its_plan_has_hashes_alone(place, monkey
         ("f1", "METRICS = {'loss': print}\n", r"f1.py: METRICS has 'loss'; a name consists of small letters"),
     ],
 )
-def test_a_broken_file_is_one_line_and_exit_code_2(place, capsys, name, text, words):
+def test_a_broken_file_is_refused_in_one_line_with_exit_code_2(place, capsys, name, text, words):
     (place / f"{name}.py").write_text(text)
     assert main(["run", str(place / "mine.toml"), "--runs", str(place / "runs")]) == 2
     said = capsys.readouterr().err
@@ -91,14 +91,14 @@ def test_a_broken_file_is_one_line_and_exit_code_2(place, capsys, name, text, wo
         (FILES["blobs"].replace("classes=CLASSES", "classes=2"), "0 to 2; for 2 classes, the labels"),
     ],
 )  # fmt: skip
-def test_data_that_do_not_fit_are_one_line_before_anything_is_learned(place, capsys, text, words):
+def test_wrong_data_of_a_plug_in_are_refused_in_one_line_before_training(place, capsys, text, words):
     (place / "blobs.py").write_text(text)
     assert main(["data", str(place / "mine.toml")]) == 2
     said = capsys.readouterr().err
     assert re.search(words, said) and said.count("\n") == 1
 
 
-def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
+def test_the_command_data_describes_the_data_of_a_plug_in(place, capsys):
     assert main(["data", str(place / "mine.toml")]) == 0
     assert (
         "train 54, validation 6, test 30; per class [18, 18, 18]; classes: dark, grey, light"
@@ -106,7 +106,7 @@ def test_data_of_ones_own_are_told_of_like_all_others(place, capsys):
     )
 
 
-def predicts_with_its_plug_ins_alone(place, model):
+def demand_plug_ins_for_prediction(place, model):
     """Assert, in a process that has loaded no plug-ins, that a model predicts only if its plug-in files are named."""
     Image.new("RGB", (8, 8), (220, 220, 220)).save(place / "x.png")
     words = [str(place / "x.png"), str(model), str(place / "fedexp.py"), str(place / "mynet.py")]
@@ -121,7 +121,7 @@ def predicts_with_its_plug_ins_alone(place, model):
 
 
 @pytest.mark.slow
-def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_path):
+def test_all_commands_for_runs_accept_plug_ins(tmp_path):
     """All commands use the same folder of runs."""
     place = written(tmp_path)
 
@@ -167,7 +167,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
     said("report", "runs/mine")
     assert "macro_f1 by domain over rounds" in (folder / "report.html").read_text()
     assert main(["export", str(folder), "--format", "safetensors"]) == 0
-    predicts_with_its_plug_ins_alone(tmp_path, folder / "models" / "last")
+    demand_plug_ins_for_prediction(tmp_path, folder / "models" / "last")
     seeds = said("run", "mine.toml", "--seeds", "1", "2", "--set", "devices.processes=1", "--set", "rounds=1")
     assert "2 of 2 runs are finished" in seeds
     assert "fedexp" in said("compare", "runs/mine-s1", "runs/mine-s2")
@@ -178,7 +178,7 @@ def test_run_resume_report_compare_sweep_and_hosted_devices_take_plug_ins(tmp_pa
 
 
 @pytest.mark.slow
-def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
+def test_the_plug_ins_of_the_page_pass_all_checks_without_pytest(tmp_path):
     place, environment = written(tmp_path), {**os.environ, "PYTHONPATH": str(ROOT)}
     for name, checks in {"fedexp": 29, "mynet": 9, "blobs": 5, "f1": 5}.items():
         words = ["check", f"{name}.py", "--json", *(["--size", "8"] if name == "blobs" else [])]
@@ -200,7 +200,7 @@ def test_the_contract_holds_for_the_pages_plug_ins_without_pytest(tmp_path):
         (("        moves = ", "        raise ValueError('half')\n        moves = "), r".py:\d+: ValueError: half"),
     ],
 )  # fmt: skip
-def test_what_does_not_hold_is_named_with_the_line_that_raised(tmp_path, change, words):
+def test_a_failed_check_is_reported_with_the_line_that_raised(tmp_path, change, words):
     from protofleet.lab.contract import checks
     from protofleet.lab.contract.worlds import Subject
     from protofleet.lab.local.own_plugins import own_plugins
@@ -232,7 +232,7 @@ class Client(fedavg.Client):
 """
 
 
-def test_a_rule_that_cannot_be_exported_is_said_by_the_check(tmp_path):
+def test_the_check_reports_a_rule_that_cannot_be_exported(tmp_path):
     """The method learns and predicts by its rule, but `protofleet export` would fail."""
     from protofleet.lab.contract import checks
     from protofleet.lab.contract.worlds import Subject

@@ -19,7 +19,7 @@ def kept(path, method):
 
 
 @pytest.mark.parametrize("method", sorted(NAMES))
-def test_a_device_s_own_model_comes_back_with_each_way_to_predict(tmp_path, method):
+def test_a_kept_model_predicts_the_same_scores_in_each_way_to_predict(tmp_path, method):
     found, half = read_kept(kept(tmp_path / "last.safetensors", method)), device_0(method)
     assert sorted(found.ways) == sorted(ways_of(half))
     assert (found.card.round, found.card.device, found.card.validation) == (3, "device-0", 0.5)
@@ -33,13 +33,13 @@ def test_a_device_s_own_model_comes_back_with_each_way_to_predict(tmp_path, meth
             assert torch.equal(rebuild(card, tensors)(raw), served(half, of, way)(raw))
 
 
-def test_what_ways_have_in_common_is_in_the_file_once(tmp_path):
+def test_a_kept_file_has_the_common_tensors_of_all_ways_only_once(tmp_path):
     path, card = kept(tmp_path / "last.safetensors", "fedlsa"), read_kept(tmp_path / "last.safetensors").card
     anchors = 4 * card.input.shape[0] * SIDE
     assert path.stat().st_size < card.bytes + anchors + 12_000  # 12,000 bytes for the table of the file.
 
 
-def test_a_damaged_file_is_found_out_in_one_line(tmp_path):
+def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
     path = kept(tmp_path / "last.safetensors", "fedavg")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -56,6 +56,6 @@ def test_a_damaged_file_is_found_out_in_one_line(tmp_path):
         read_kept(tmp_path / "none")
 
 
-def test_an_unknown_way_is_named_with_those_that_there_are(tmp_path):
+def test_an_unknown_way_to_predict_is_refused_with_the_known_ways(tmp_path):
     with pytest.raises(CardError, match="the prediction mode 'x' does not exist; there are predict, anchor"):
         read_kept(kept(tmp_path / "last.safetensors", "fedlsa")).model("x")

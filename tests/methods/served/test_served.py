@@ -18,17 +18,17 @@ from protofleet.methods.served.template import with_room
 from tests.methods.served.trained import NAMES, device_0, model_of, plan_of
 
 # With these settings the methods predict by prototypes and also measure the classifier.
-UNSAID = {method: {"prototype"} for method in ("fedproto", "fedsa", "fedtgp", "tinyproto")}
+NOT_MEASURED = {method: {"prototype"} for method in ("fedproto", "fedsa", "fedtgp", "tinyproto")}
 every_method = pytest.mark.parametrize("method", sorted(NAMES))
 
 
 @every_method
-def test_every_way_of_a_method_to_predict_is_a_module_that_gives_the_half_s_own_scores(method):
+def test_a_served_model_gives_the_scores_of_the_half_in_each_way_to_predict(method):
     half, of = device_0(method), input_of(plan_of(method))
     raw = of.drawn(7, seed=5)
     x = (2 * raw - 255) / 255
     named = set(plan_of(method).variant.other_rules)
-    assert set(ways_of(half)) - {"predict"} == named - UNSAID.get(method, set())
+    assert set(ways_of(half)) - {"predict"} == named - NOT_MEASURED.get(method, set())
     with torch.no_grad():
         for way in ways_of(half):
             rule = half.rule() if way == "predict" else half.other_rules()[way]
@@ -39,7 +39,7 @@ def test_every_way_of_a_method_to_predict_is_a_module_that_gives_the_half_s_own_
 
 
 @every_method
-def test_a_card_and_tensors_are_enough_to_have_the_model_again(method):
+def test_a_model_can_be_rebuilt_from_its_card_and_tensors(method):
     for way in ways_of(device_0(method)):
         model, card = model_of(method, way)
         content = encoded_weights(model.state_dict(), {"way": way})
@@ -50,7 +50,7 @@ def test_a_card_and_tensors_are_enough_to_have_the_model_again(method):
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 20), (3, 8, 9), (1, 8, 8)])
-def test_what_a_model_takes_becomes_minus_one_to_one_along_any_axes(shape):
+def test_the_input_of_a_model_is_scaled_to_minus_one_to_one_for_any_shape(shape):
     low, high = tuple(range(shape[0])), tuple(range(10, 10 + 2 * shape[0], 2))
     for of in (Input(shape), Input(shape, tuple(map(float, low)), tuple(map(float, high)))):
         raw = torch.stack([torch.ones(shape)] * 2)
@@ -59,13 +59,13 @@ def test_what_a_model_takes_becomes_minus_one_to_one_along_any_axes(shape):
         assert torch.equal(found, torch.stack([-torch.ones(shape), torch.ones(shape)]))
 
 
-def test_pixels_are_scaled_to_the_bit_as_a_device_s_loader_scales_them():
+def test_a_served_model_scales_pixels_with_the_same_bits_as_a_device():
     pixels = np.arange(256)
     table = torch.from_numpy((2 * pixels - 255).astype(np.float32) / np.float32(255))
     assert torch.equal(Scaling(Input((1, 16, 16)))(torch.arange(256.0)), table)
 
 
-def test_our_tensors_are_read_by_the_real_safetensors_with_what_is_said_about_them(tmp_path):
+def test_the_library_safetensors_reads_the_tensors_and_metadata_of_a_model(tmp_path):
     model, card = model_of("fedproto", "predict")
     path = tmp_path / "model.safetensors"
     path.write_bytes(encoded_weights(model.state_dict(), {"classes": json.dumps(card.classes)}))
@@ -76,7 +76,7 @@ def test_our_tensors_are_read_by_the_real_safetensors_with_what_is_said_about_th
         assert json.loads(file.metadata()["classes"]) == list(card.classes)
 
 
-def test_a_card_of_a_later_version_is_read_as_far_as_it_is_known():
+def test_unknown_fields_of_a_card_of_a_later_version_are_ignored():
     _, card = model_of("fedlsa", "anchor")
     table = json.loads(card.text())
     table["colour"] = table["input"]["smell"] = {"new": 1}
@@ -95,7 +95,7 @@ def test_a_card_of_a_later_version_is_read_as_far_as_it_is_known():
         ({"plan": None}, "card.plan is"),
     ],
 )
-def test_a_card_that_is_none_is_refused_in_a_line(change, words):
+def test_a_card_with_a_wrong_value_is_refused_in_one_line(change, words):
     _, card = model_of("fedavg", "predict")
     with pytest.raises(CardError, match=words) as caught:
         read_card(json.dumps({**json.loads(card.text()), **change}).encode())
@@ -103,7 +103,7 @@ def test_a_card_that_is_none_is_refused_in_a_line(change, words):
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b"3"])
-def test_what_is_no_card_at_all_is_refused(text):
+def test_bytes_that_are_not_a_card_are_refused(text):
     with pytest.raises(CardError):
         read_card(text)
 
@@ -125,7 +125,7 @@ def test_tensors_of_another_model_are_refused():
         rebuild(dataclasses.replace(card, rule={"kind": "custom"}), tensors)
 
 
-def test_a_rule_with_more_room_predicts_the_same():
+def test_a_rule_with_additional_rows_predicts_the_same_scores():
     model, card = model_of("fedplcc", "prototype")
     tensors = model.state_dict()
     rows, each = len(tensors["rule.rows"]), tensors["rule.places"].shape[1]
@@ -138,7 +138,7 @@ def test_a_rule_with_more_room_predicts_the_same():
         with_room(tensors, rows - 1, each)
 
 
-def test_rows_that_are_filled_up_are_no_class_s():
+def test_added_rows_belong_to_no_class():
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     rule = Nearest(rows, torch.tensor([0, 0, 1, 3, 3]), 4, "squared")  # No row has class 2.
     wider = with_room({"rule.rows": rule.rows, "rule.places": rule.places}, 9, 4)
