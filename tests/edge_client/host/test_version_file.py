@@ -5,7 +5,7 @@ import pytest
 from protofleet.edge_client.host.version_file import VersionFile
 
 
-def test_a_version_that_was_stored_is_read_by_the_next_process(tmp_path):
+def test_the_next_process_reads_the_stored_version(tmp_path):
     path = tmp_path / "settings.version"
     assert VersionFile(path).highest() == 0
     VersionFile(path).store(12)

@@ -1,4 +1,4 @@
-"""Others' pictures can have other formats, be pipes, need too much memory, or have tables that claim too much."""
+"""A picture can have an unknown format, be a pipe, need too much memory, or have a table that claims too much."""
 
 import io
 import os
