@@ -136,7 +136,7 @@ def test_five_device_processes_with_two_slots_train_two_at_a_time(tmp_path, star
     assert at_once(spans) == 2
 
 
-def test_a_device_without_a_slot_holds_no_blocks_that_it_has_freed(tmp_path, monkeypatch):
+def test_freed_memory_is_returned_before_the_slot_is_released(tmp_path, monkeypatch):
     slots, taken = Slots(str(tmp_path), 1), []
     monkeypatch.setattr(
         "protofleet.edge_client.trainer.slot_job.return_all_free_blocks",
@@ -159,7 +159,7 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tmp_path, start):
+def test_a_watchdog_ends_a_stuck_holder_of_a_slot_but_no_process_that_waits(tmp_path, start):
     asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last sign of life was when it asked
     waiting = start(WORKER, tmp_path, "gives it back", 1)  # much shorter than its wait
     _, since = has_it(waiting)
@@ -167,7 +167,7 @@ def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tm
     assert (waiting.wait(PATIENCE), stuck.wait(PATIENCE)) == (0, STUCK)
 
 
-def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
+def test_the_wait_for_a_slot_is_reported_separately_in_the_metrics(tmp_path, monkeypatch):
     slots, answers, looked = Slots(str(tmp_path), 1), [], threading.Event()
     monkeypatch.setattr("protofleet.edge_client.trainer.slots.report_progress", looked.set)
     job = SlotJob(Work(), slots)
@@ -184,7 +184,7 @@ def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
     assert 0 < metrics[SECONDS_WAITED] < time.monotonic() - begun
 
 
-def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
+def test_a_process_does_not_wait_for_a_stopped_holder_of_a_slot(start, tmp_path):
     holder = start(WORKER, tmp_path, "keeps", 60)
     has_it(holder)
     holder.send_signal(signal.SIGSTOP)
@@ -193,5 +193,5 @@ def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
     comes = start(WORKER, tmp_path, "gives it back", 60)
     too_late = threading.Timer(PATIENCE, comes.kill)
     too_late.start()
-    assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "it is still the other's"
+    assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "the stopped process still holds the slot"
     too_late.cancel()
