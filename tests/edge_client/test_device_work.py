@@ -90,7 +90,7 @@ def of_pooled(view, values):
     return {device: {f"accuracy.test.{view}": value} for device, value in values.items()}
 
 
-def test_pooled_accuracy_weighs_devices_by_their_test_samples():
+def test_pooled_accuracy_is_weighted_by_the_test_samples_of_each_device():
     measured = of_pooled("personal", {"a": 1.0, "b": 0.5, "c": 0.0})
     samples = {"a": 30.0, "b": 10.0}  # c does not state a number
     assert pooled(measured, samples) == {"personal": pytest.approx(0.875)}

@@ -102,7 +102,7 @@ def test_a_run_above_the_limit_gets_a_bye_with_the_reason_and_disturbs_no_other_
     assert len(world.answers["green"]) == ROUNDS, "it has a place when the other runs are over"
 
 
-def test_messages_of_a_thousand_runs_take_no_memory_and_no_disk(tmp_path):
+def test_messages_of_a_thousand_runs_use_no_memory_and_no_disk(tmp_path):
     world = World(tmp_path, PLANS)
     world.run(until=lambda: all(world.answers.values()))
     agent, before = world.agent, len(world.coordinator.heard)

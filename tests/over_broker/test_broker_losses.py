@@ -211,7 +211,7 @@ def test_a_device_catches_up_although_its_session_loses_acknowledged_messages(se
     made.until(lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1)
     late.reset()
     others = [made.agents[name] for name in DEVICES[:2]]
-    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # They have all of it.
+    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # They have the whole broadcast.
     missed = made.blocks(COORDINATOR, "down", "sent") - made.blocks("device-2", "down", *WAYS_TO_ARRIVE)
     assert missed > 2 * QUEUE, "more than the broker keeps for it"
     late.seconds = 0.0

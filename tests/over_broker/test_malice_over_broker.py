@@ -1,4 +1,4 @@
-"""A liar at a real Mosquitto: honest devices end with the bits of a run without it, in bounded memory."""
+"""A malicious device at a real Mosquitto: the others end with the bits of a run without it, in bounded memory."""
 
 import resource
 import threading

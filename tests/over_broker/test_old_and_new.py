@@ -153,7 +153,7 @@ def runs(tmp_path_factory):
         "old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, ""),
         "old, by default": (Device, ""),
     }  # fmt: skip
-    # Without a codec, the objects of all devices can be compared. Like an old coordinator, "no counts" asks for none.
+    # Without a codec, the objects of all devices are comparable. "no counts" requests none, like an old coordinator.
     settings = dict.fromkeys(makers, {"codec": "off"})
     settings["no counts"] = {"codec": "off", "limits": CoordinatorLimits(confusion=0)}
     settings["old, by default"] = {}

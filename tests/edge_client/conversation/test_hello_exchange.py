@@ -170,8 +170,8 @@ def test_no_hello_is_sent_during_the_pause_after_a_failure(parts):
 
 def test_a_refusal_of_the_last_hello_ends_the_device(parts):
     last = (BOOT, parts.link.last_sequence)
-    parts.hellos.refused(Refusal("nobody knows it", answers=last))
-    assert parts.context.problem == "the coordinator refuses this device: nobody knows it"
+    parts.hellos.refused(Refusal("an unknown name", answers=last))
+    assert parts.context.problem == "the coordinator refuses this device: an unknown name"
 
 
 @pytest.mark.parametrize("refusal", [Refusal("old", answers=(BOOT, 10**6)), Refusal("old", boot=BOOT)])

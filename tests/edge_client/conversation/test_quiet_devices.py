@@ -52,7 +52,7 @@ def gaps(times):
 
 
 def waiting_for_one(folder):
-    """Run a round in which two devices answer and the third never ends its work.
+    """Run a round in which two devices send updates and the third never ends its work.
 
     Return the log of the envelopes from the task to second 3000.
     """

@@ -85,7 +85,7 @@ def test_the_error_names_a_cache_folder_that_cannot_be_written(tmp_path):
 
 BUILD_SLOWLY = """
     import sys, time, types
-    torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # a second saved
+    torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # this saves a second
     import numpy as np
     from pathlib import Path
     from protofleet.edge_client.data.cache import cached, checksum

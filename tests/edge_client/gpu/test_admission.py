@@ -187,7 +187,7 @@ def test_a_device_with_more_data_needs_more_free_memory_for_admission(folder):
 
 def test_work_that_runs_out_of_memory_is_done_again_alone(folder, caplog):
     process = measured(folder, total=100 * MiB + 200 * MiB)
-    sizes = [400 * MiB, 100 * MiB]  # another program has left in between
+    sizes = [400 * MiB, 100 * MiB]  # another program has freed memory in between
 
     def do():
         return training(process, sizes.pop(0))()
@@ -226,12 +226,12 @@ def test_the_error_for_too_large_work_states_the_size_the_limit_and_a_fix(folder
     message = str(error.value)
     assert "315 MB of the GPU's 419 MB" in message and "Tried to allocate 419430400" in message
     assert "devices.processes" in message and 'compute = "cpu"' in message
-    assert process.admission.run(TRAIN, training(process)) == "learned", "and the process can go on"
+    assert process.admission.run(TRAIN, training(process)) == "learned", "the process can do other work"
 
 
 def test_a_cuda_context_without_free_memory_raises_gpu_full_error(folder):
     process = GpuProcess.on(folder, quickly, total=50 * MiB)
-    process.gpu.free_bytes = lambda: 0  # the real one says so then
+    process.gpu.free_bytes = lambda: 0  # as a real GPU reports in this case
     with pytest.raises(GpuFullError, match="the 0 MB of the GPU's 52 MB"):
         process.admission.run(TRAIN, training(process))
 

@@ -99,7 +99,7 @@ def test_work_that_runs_out_of_memory_is_done_again_and_leaves_no_memory(gpu, tm
     def do():
         return len(torch.empty(sizes.pop(0), dtype=torch.uint8, device=PLACE))
 
-    assert one.run(work, do) == MiB, "and is measured"
+    assert one.run(work, do) == MiB, "the first work is measured"
     before = gpu.reserved_bytes()
     assert one.run(work, do) == MiB
     assert (one.usage.out_of_memory, gpu.reserved_bytes()) == (1, before)
@@ -138,7 +138,7 @@ def test_each_method_learns_with_devices_that_share_a_gpu(method, stays, gpu, tm
 
 
 def test_layers_with_random_numbers_draw_the_same_for_the_same_task(gpu):
-    """A device whose work ran out of memory, or that was restarted, answers with the same bits."""
+    """A device whose work ran out of memory, or that was restarted, sends the same bits."""
 
     def trained():
         with initialised_from(1):
@@ -155,7 +155,7 @@ def test_layers_with_random_numbers_draw_the_same_for_the_same_task(gpu):
 
     before = torch.cuda.get_rng_state(PLACE)
     first = trained()
-    assert torch.equal(torch.cuda.get_rng_state(PLACE), before), "and the generator ends as it began"
+    assert torch.equal(torch.cuda.get_rng_state(PLACE), before), "the state of the generator is unchanged"
     torch.rand(5, device=PLACE)
     assert torch.equal(first, trained())
 

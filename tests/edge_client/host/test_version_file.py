@@ -1,4 +1,4 @@
-"""A file keeps which version of a signed text a device has followed."""
+"""A file stores the version of a signed text that a device has used."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_the_next_process_reads_the_stored_version(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-1", "1.5", "twelve"])
-def test_a_file_that_holds_no_version_counts_as_version_0(tmp_path, text):
+def test_a_file_that_contains_no_version_counts_as_version_0(tmp_path, text):
     path = tmp_path / "settings.version"
     path.write_text(text)
     assert VersionFile(path).highest() == 0

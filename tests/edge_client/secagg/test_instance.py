@@ -84,7 +84,7 @@ class World:
         return pack_signatures(self.roster, {name: self.agree(name, survivors) for name in names})
 
 
-def test_the_same_question_gets_the_same_answer_before_and_after_a_restart():
+def test_the_same_request_gets_the_same_answer_before_and_after_a_restart():
     world = World(4).share()
     everyone = world.names
 
@@ -115,7 +115,7 @@ def test_a_device_never_signs_two_sets_of_survivors():
         world.agree(FIRST, five)
 
 
-def test_a_coordinator_that_shows_two_sets_of_survivors_unmasks_neither():
+def test_a_coordinator_that_sends_two_sets_of_survivors_can_unmask_neither_sum():
     world = World(6).mask()
     five, half = world.names[:5], world.names[:3]
     signed = {name: world.agree(name, world.names if name in half else five) for name in five}
@@ -134,7 +134,7 @@ def test_a_second_roster_is_refused():
         world.devices[FIRST].shares(world.roster_of(world.names[:4]).encode(world.directory), world.directory)
 
 
-def test_shares_of_another_roster_do_not_open():
+def test_shares_of_another_roster_cannot_be_decrypted():
     world = World(5)
     smaller = world.roster_of(world.names[:4]).encode(world.directory)
     old = world.devices[FIRST].shares(smaller, world.directory)[:SEALED_PAIR]  # for SECOND
@@ -149,7 +149,7 @@ def test_shares_of_another_roster_do_not_open():
 
 
 @pytest.mark.parametrize("source", ["another attempt", "another sender", "another recipient"])
-def test_replayed_and_exchanged_shares_do_not_open(source):
+def test_replayed_and_exchanged_shares_cannot_be_decrypted(source):
     world, before = World(5).share(), World(5, attempt=bytes(16)).share()
     wrong = {
         "another attempt": before.sealed[SECOND, FIRST],
@@ -161,7 +161,7 @@ def test_replayed_and_exchanged_shares_do_not_open(source):
     assert opened == (FIRST, THIRD, FOURTH, FIFTH)
 
 
-def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
+def test_too_few_decrypted_shares_are_refused_before_the_vector_is_masked():
     world = World(5).share()
     for name in (SECOND, THIRD):
         world.sealed[name, FIRST] = bytes(SEALED_PAIR)
@@ -170,7 +170,7 @@ def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
     assert not world.devices[FIRST].book.vector
 
 
-def test_too_few_devices_that_shared_keys_are_refused_before_anything_is_masked():
+def test_too_few_devices_that_shared_keys_are_refused_before_the_vector_is_masked():
     world = World(6, least=6).share()
     with refused(SecaggFault.TOO_FEW):
         world.masked(FIRST, first=world.names[:5])
@@ -284,7 +284,7 @@ def test_a_device_releases_one_share_of_each_device_and_never_the_other():
         world.agree(FIRST, world.names)
 
 
-def test_a_share_that_did_not_open_is_released_as_no_share():
+def test_a_share_that_could_not_be_decrypted_is_released_as_no_share():
     world = World(6).share()
     world.sealed[SECOND, FIRST] = bytes(SEALED_PAIR)
     for name in world.names:

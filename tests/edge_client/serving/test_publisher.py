@@ -67,7 +67,7 @@ def test_the_default_served_model_is_the_one_whose_accuracy_the_paper_reports(tm
         published = publisher(tmp_path / method)
         job, made = job_of(method, published)
         _, measured = job.run(TRAIN, 2, first_payload(made))
-        round = 2 if kind == "personal" else 1  # a task brings the model of the round before
+        round = 2 if kind == "personal" else 1  # a task contains the model of the previous round
         published.versions.accept(made.digest.hex(), 2)
         (version,) = published.versions.whole()
         assert (version.kind, version.round) == (kind, round)
@@ -148,7 +148,7 @@ def test_invalid_model_settings_are_refused_with_the_fault():
 
 
 def test_a_template_is_filled_with_the_weights_of_each_version(tmp_path):
-    """The card of the template says where each tensor's numbers are, and the bytes between them stay."""
+    """The card of the template states where the numbers of each tensor are; the bytes between them stay."""
     plain = publisher(tmp_path / "plain")
     job, made = job_of("fedavg", plain)
     job.run(EVALUATE, 3, first_payload(made))

@@ -49,7 +49,7 @@ def test_a_personal_model_is_served_after_its_update_is_accepted(versions):
     assert rounds(versions) == []
     versions.accept(PLAN, 3)
     assert named(versions, "current") == 3
-    versions.accept(PLAN, 3)  # its receipt came a second time
+    versions.accept(PLAN, 3)  # its receipt arrives a second time
     assert rounds(versions) == [3]
 
 

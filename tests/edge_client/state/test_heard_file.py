@@ -44,7 +44,7 @@ def test_the_end_of_a_run_is_synced(tmp_path, heard, disk):
     assert read(tmp_path) == LastHeard(1_800_000_000, 6, "x" * 64)
 
 
-def test_an_old_or_missing_file_is_written_anew(tmp_path, heard, disk):
+def test_an_old_or_missing_file_is_replaced_by_a_new_one(tmp_path, heard, disk):
     path = tmp_path / NAME
     path.write_bytes(path.read_bytes().rstrip())
     assert read(tmp_path) == LastHeard(1_800_000_000, 5)

@@ -159,7 +159,7 @@ def test_other_weights_settings_or_samples_have_their_own_files(tmp_path):
     assert len(files(tmp_path)) == 4
 
 
-def test_the_files_take_at_most_the_bytes_of_the_limit_and_the_oldest_are_deleted(tmp_path):
+def test_the_oldest_feature_files_are_deleted_to_keep_the_limit_of_bytes(tmp_path):
     model, x = plan_of().model(), data_of().train.x
     size = computed(model, x).nbytes
     store = store_in(tmp_path, 3 * size)

@@ -82,7 +82,7 @@ def alone(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
-# A half that leaves the GPU comes back from its state each time; the job handles one that stays. The cases are one
+# A half that leaves the GPU is restored from its state each time; the job keeps one that stays. The cases are one
 # method of each shape, and those with their own networks. `make gpu` runs every method on a machine with a GPU.
 OWN_NETWORKS = ("singleset", "adcol", "fcclplus", "fedgen", "fedkd", "fedsr", "fml", "rucr")
 STAY = ("singleset", "fedavg", "fedpall", "rucr")

@@ -23,7 +23,7 @@ from protofleet.runtime.health import STUCK
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0  # seconds that a process may need to import torch on a busy machine
 
-# It says when it is ready, works when it is told to, and prints the times of its network's first and last pass.
+# It prints "ready", works after a line on its standard input, and prints the times of its first and last pass.
 DEVICE = """
 import sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ job.run("train", 1, to_numpy(ask.payload))
 print(passes[0], passes[-1])
 """
 
-# Its worker asks for a slot, prints when it asks and when it has it, and keeps it for ever if it is told to.
+# Its worker prints when it requests a slot and when it gets it, and keeps the slot if the argument is "keeps".
 WORKER = """
 import sys, threading, time
 from protofleet.edge_client.group.device import Process
@@ -147,7 +147,7 @@ def test_freed_memory_is_returned_before_the_slot_is_released(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
+def test_the_slot_of_a_killed_process_becomes_free(tmp_path, start):
     holder = start(WORKER, tmp_path, "keeps", 0)
     has_it(holder)
     waiting = start(WORKER, tmp_path, "gives it back", 0)
@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
 
 @pytest.mark.slow
 def test_a_watchdog_ends_a_stuck_holder_of_a_slot_but_no_process_that_waits(tmp_path, start):
-    asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last sign of life was when it asked
+    asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last heartbeat was at the request
     waiting = start(WORKER, tmp_path, "gives it back", 1)  # much shorter than its wait
     _, since = has_it(waiting)
     assert since > asked + 5

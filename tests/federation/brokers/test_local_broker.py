@@ -19,7 +19,7 @@ from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from tests.conftest import PATIENCE
 
 REPOSITORY = Path(__file__).parents[3]
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stops for some time
 
 
 def until(happened, seconds=20.0):
@@ -61,7 +61,7 @@ def test_a_broker_listens_on_the_loopback_address_only(any_broker):
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
-def test_a_broker_for_other_machines_has_to_use_tls(tmp_path, any_broker, kind):
+def test_a_broker_for_other_machines_must_use_tls(tmp_path, any_broker, kind):
     with pytest.raises(BrokerError, match=r'on 127\.0\.0\.2 must use TLS, .*broker\.tls = "on"'):
         LocalBroker(tmp_path, kind, host="127.0.0.2")
 

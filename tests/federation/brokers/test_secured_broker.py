@@ -247,7 +247,7 @@ def test_a_revoked_device_is_disconnected_and_cannot_publish_or_reconnect(secure
         secured.fleet.authority(), "d1", "stolen", secured.fleet.folder_of("broker")
     )
     assert said.startswith("d1 is revoked (1 certificates) and disconnected from 127.0.0.1:")
-    # 2.0.11 disconnects without a reason and refuses the next connection; later brokers say that another one came.
+    # 2.0.11 disconnects without a reason and refuses the next connection; later versions report another client.
     lost = thief.next(Disconnected, lambda item: item.final or "has been revoked" in item.reason)
     assert "CERTIFICATE_REVOKED" in lost.reason or "another process has connected" in lost.reason
     thief.mqtt.publish(topics.up("d1"), b"after")

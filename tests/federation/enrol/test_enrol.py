@@ -299,12 +299,12 @@ def test_a_rotation_replaces_the_root_and_every_party_accepts_the_new_root(lab, 
         assert lab(f"install root/approvals/{name}.approval --folder {name}")[0] == 0
     code, said = lab("rotate --root root --finish")
     assert code == 2 and "these names still use the old root: broker, coordinator, d1" in said
-    lab("renew coordinator --root root")  # this is too early, as the devices would not believe it
+    lab("renew coordinator --root root")  # this is too early, as the devices would not trust it
     assert "coordinator" in lab("rotate --root root --finish")[1]
     lab("renew d1 --root root")
     record = read_armoured("record", tmp_path / "root/records/d1.record")
     both = load_trust(tmp_path / "coordinator/current")
-    assert both.admit(record, now).name == "d1"  # the coordinator believes the old and the new root
+    assert both.admit(record, now).name == "d1"  # the coordinator trusts the old and the new root
     assert why(old.trust.admit, record, now) == StatementFault.UNKNOWN_ROOT
     # No fingerprint is needed, as the old root has signed the new one.
     assert lab("install root/approvals/d1.approval --folder d1")[0] == 0

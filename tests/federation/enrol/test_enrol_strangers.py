@@ -242,7 +242,7 @@ def test_a_request_is_approved_only_for_the_name_in_the_command(lab, tmp_path):
 
 
 def stranger(tmp_path, keys_of, signed_by, approved_by):
-    """Forge an approval of d1's request: the record is the stranger's, and so is the choice of roots and signers.
+    """Forge an approval of d1's request: the attacker makes the record and chooses roots and signers.
 
     Write it to the file "forged" and return the fingerprint of the honest root.
     """
@@ -273,7 +273,7 @@ def test_a_forged_approval_is_refused_if_the_right_fingerprint_is_given(process,
 
 
 def test_a_new_device_refuses_an_approval_that_only_a_retired_root_signed(lab, tmp_path):
-    """Both roots have signed the rotation. A thief of the old root approves with it and shows the new root."""
+    """Both roots have signed the rotation. A thief of the old root signs an approval that names the new root."""
     right = stranger(tmp_path, ["evil", "honest"], ["evil", "honest"], ["evil"])
     said = lab(f"install forged --folder d1 --fingerprint {right}", code=2)
     assert "signed by root" in said and not (tmp_path / "d1/current").exists()

@@ -133,7 +133,7 @@ def enrolled_anew(fleet, name, new_keys=True):
 @pytest.mark.parametrize("again", [renewed, enrolled_anew])
 def test_a_hello_with_a_new_record_is_not_rejected_by_the_boot_of_the_old_record(fleet, again):
     """A rejected hello would end a device whose boot numbers came from a wrong clock."""
-    folder, now = fleet.folder_of(COORDINATOR), time.time()  # this clock stands still
+    folder, now = fleet.folder_of(COORDINATOR), time.time()  # this clock does not advance
     ring = KnownRecords(
         fleet.root / "records", load_trust(folder / "current"), clock=lambda: now, follow=folder
     )

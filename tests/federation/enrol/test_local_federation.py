@@ -10,7 +10,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.conftest import PATIENCE
 
 OTHER = "127.0.0.2"
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stops for some time
 
 
 def problem_at(local, folder, host):

@@ -25,7 +25,7 @@ FEDERATION = "lab"
 HOURS_LATER = """
 import time
 now = time.time
-time.time = lambda: now() + 3 * 3600  # before anything of ours takes it for its clock
+time.time = lambda: now() + 3 * 3600  # before protofleet uses it as a clock
 from protofleet.cli.main import program
 program()
 """
@@ -47,7 +47,7 @@ def process(folder):
 
 
 def test_a_list_is_accepted_after_the_revoked_certificate_has_expired(process, folder):
-    """A device's certificate of some minutes is revoked and then ends; hosts that hold the list go on."""
+    """A certificate that is valid for some minutes is revoked and then expires; hosts keep the list."""
     process("approve d1/pending/request --root root --yes --days 0.01")
     process("revoke d1 --root root")
     process("install root/approvals/coordinator.approval --folder coordinator")

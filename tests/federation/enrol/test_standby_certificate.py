@@ -66,7 +66,7 @@ def serials(folder, name):
 
 
 def without_standby(folder, root="root", coordinator="coordinator"):
-    """Leave what an earlier release leaves: one certificate in the folder and in the register."""
+    """Leave the files of an earlier release: one certificate in the folder and in the register."""
     path = folder / root / "register.json"
     register = json.loads(path.read_text())
     register["entries"] = [e for e in register["entries"] if e["name"] != STANDBY]

@@ -264,7 +264,7 @@ def test_a_decompression_bomb_is_refused_with_one_line_before_it_takes_memory(tm
 
 @pytest.mark.slow
 def test_a_16_bit_picture_of_100_megapixels_takes_less_than_half_the_memory_limit(tmp_path):
-    """Earlier they took 1,078 MB, and a comment said 300."""
+    """An earlier version needed 1,078 MB, although 300 MB were documented."""
     path = tmp_path / "deep.png"
     Image.fromarray(np.zeros((10_000, 10_000), np.uint16)).save(path)
     taken, said = measured(path)

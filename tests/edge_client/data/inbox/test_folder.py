@@ -142,7 +142,7 @@ def test_an_inbox_of_series_takes_npy_files_and_skips_pictures(tmp_path, caplog)
 
 
 def test_arrays_with_numbers_unlike_the_data_of_the_device_are_skipped(tmp_path, caplog):
-    """One such number made a run diverge, and the message blamed the learning rate."""
+    """One such number can make a run diverge, and then the error names the learning rate as the cause."""
     series, pictures = inbox_at(tmp_path / "a", shape=(6, 128)), inbox_at(tmp_path / "b")
     np.save(series.folder / "cat" / "a.npy", np.full((6, 128), 1e30))
     np.save(series.folder / "cat" / "b.npy", np.full((6, 128), 299.0))

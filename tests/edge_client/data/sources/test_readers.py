@@ -175,7 +175,7 @@ def garments(tmp_path, n=80):
     return {domain: fashion.read(tmp_path, domain).train for domain in fashion.STYLES}
 
 
-def test_every_garment_is_in_one_style_only(tmp_path):
+def test_each_garment_is_in_only_one_style(tmp_path):
     numbers = [set(style.images[:, 0, 0, 0].tolist()) for style in garments(tmp_path).values()]
     assert sum(len(found) for found in numbers) == 80 == len(set().union(*numbers))
 
