@@ -58,7 +58,7 @@ class ManualWorker:
 
 
 class FixedJob:
-    """A job that answers every question with nothing."""
+    """A job that returns no arrays and no metrics for each task."""
 
     def run(self, phase, number, received):
         return {}, {}
@@ -97,7 +97,7 @@ class AgentParts:
         return Welcome(made.encode(), **about)
 
     def follow(self):
-        """Give the plan to the agent, let it make its job, and forget the messages of this."""
+        """Give the plan to the agent, let it make its job, and drop the messages that it sent for this."""
         self.tasks.welcomed(self.welcome(), EPOCH)
         self.worker.finish()
         self.link.taken()

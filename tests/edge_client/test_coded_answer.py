@@ -50,14 +50,14 @@ class Device:
         return coded.arrays["weights.~"].tobytes()
 
     def residual(self, phase):
-        """Return what the last answer has lost."""
+        """Return the residual of the last update."""
         name = self.state.saved.residuals[-1].objects[phase]
         return self.state.store.open(bytes.fromhex(name))["weights.w"]
 
 
 @pytest.mark.parametrize("stage", [RICE, SPARSE, CHANCY])
 @pytest.mark.parametrize("seed", range(8))
-def test_an_unused_update_leaves_no_trace(tmp_path, stage, seed):
+def test_an_unused_update_does_not_change_later_updates(tmp_path, stage, seed):
     """The coordinator uses some updates. The others are late or refused, or their round begins again.
 
     A device that never worked in those rounds sends the same bytes in the rounds whose updates are used.
@@ -76,18 +76,18 @@ def test_an_unused_update_leaves_no_trace(tmp_path, stage, seed):
             took = (number, "train")
 
 
-def test_each_phase_of_a_round_goes_on_from_the_last_used_one(tmp_path):
+def test_each_phase_starts_from_the_residual_of_the_last_used_phase(tmp_path):
     device, other = Device(tmp_path / "a", RICE), Device(tmp_path / "b", RICE)
     device.answer(1, "train", None)
     device.answer(1, "mix", (1, "train"))
-    # The round begins again without the mix, and the next round comes.
+    # The round begins again without the mix, and then the next round begins.
     device.answer(2, "train", (1, "train"))
     other.answer(1, "train", None)
     assert other.answer(2, "train", (1, "train")) == device.answer(2, "train", (1, "train"))
     assert [(one.round, one.phase) for one in device.state.saved.residuals] == [(1, "train"), (2, "train")]
 
 
-def test_the_state_before_the_round_is_kept_while_the_round_may_begin_again(tmp_path):
+def test_earlier_residuals_are_kept_while_the_round_can_begin_again(tmp_path):
     device = Device(tmp_path / "a", RICE)
     device.answer(1, "train", None)
     device.answer(2, "train", (1, "train"))
@@ -96,7 +96,7 @@ def test_the_state_before_the_round_is_kept_while_the_round_may_begin_again(tmp_
     assert kept == [(1, "train"), (2, "train"), (2, "mix")]
     objects = {name for one in device.state.saved.residuals for name in one.objects.values() if name}
     assert all(device.state.store.has(bytes.fromhex(name)) for name in objects)
-    # Nothing of round 2 was used: the update of round 3 goes on from round 1.
+    # No update of round 2 was used, so the update of round 3 starts from the residual of round 1.
     fresh = Device(tmp_path / "b", RICE)
     fresh.answer(1, "train", None)
     assert device.answer(3, "train", (1, "train")) == fresh.answer(3, "train", (1, "train"))
@@ -116,7 +116,7 @@ def test_a_new_run_begins_without_a_residual(tmp_path):
     assert device.state.saved.residuals == [] and device.answer(1, "train", None) == first
 
 
-def test_a_damaged_residual_is_computed_again_from_the_state_before(tmp_path):
+def test_a_damaged_residual_is_computed_again_from_the_earlier_one(tmp_path):
     device = Device(tmp_path, RICE)
     device.answer(1, "train", None)
     sent = device.answer(2, "train", (1, "train"))

@@ -1,4 +1,4 @@
-"""A device knows its run, and knows if the coordinator that it hears now has sent the plan of that run."""
+"""A device knows its run, and knows if the present coordinator has sent the plan of that run."""
 
 import pytest
 
@@ -19,16 +19,16 @@ def following():
 @pytest.mark.parametrize(
     ("run", "epoch", "welcome"), [("spring", 7, True), ("autumn", 7, False), ("spring", 8, False)]
 )
-def test_a_device_is_welcome_only_in_its_run_and_at_the_coordinator_that_said_so(run, epoch, welcome):
+def test_a_welcome_is_valid_only_for_its_run_and_its_epoch(run, epoch, welcome):
     assert following().was_welcomed_by(run, epoch) is welcome
 
 
-def test_the_first_welcome_of_each_coordinator_is_told_from_those_that_follow():
+def test_a_welcome_counts_as_new_only_if_the_epoch_changes():
     run = CurrentRun("spring")
     assert [run.welcomed(epoch) for epoch in (7, 7, 8, 7)] == [True, False, True, True]
 
 
-def test_a_forgotten_welcome_counts_again():
+def test_a_welcome_counts_as_new_after_forget_welcome():
     run = following()
     run.forget_welcome()
     assert not run.was_welcomed_by("spring", 7) and run.welcomed(7)
@@ -44,20 +44,20 @@ def test_a_forgotten_welcome_counts_again():
         ([GATHERS, Task(1, "train", 0)], False),
     ],
 )  # fmt: skip
-def test_a_run_gathers_devices_until_it_asks_one_or_says_otherwise(messages, gathering):
+def test_a_run_gathers_devices_only_until_a_task_or_another_status_arrives(messages, gathering):
     run = following()
     for message in messages:
         run.heard(message)
     assert run.gathering is gathering
 
 
-def test_another_run_has_no_plan_and_no_job_yet():
+def test_a_change_of_run_drops_the_plan_and_the_job():
     run = following()
     run.change("autumn")
     assert (run.name, run.plan, run.job) == ("autumn", None, None)
 
 
-def test_a_run_that_is_over_lasts_until_another_is_followed():
+def test_a_run_stays_over_until_another_run_starts():
     run = following()
     run.over = True
     run.change("autumn")

@@ -1,4 +1,4 @@
-"""A device measures its models, saves features for pictures, and says why it cannot take part."""
+"""A device evaluates its models, saves features for pictures, and reports why it cannot take part."""
 
 import math
 from dataclasses import replace
@@ -30,18 +30,18 @@ def train(method):
     return work(half, data, next(server.round()), 1, plan(method).load().reports)[1]
 
 
-def test_a_global_model_is_measured_as_it_arrives_and_after_training():
+def test_a_global_model_is_evaluated_on_arrival_and_after_training():
     metrics = train("fedavg")
     assert {"accuracy.test.global", "accuracy.test.personal"} <= metrics.keys()
     assert metrics["accuracy.test.personal"] > metrics["accuracy.test.global"]
     assert metrics["samples.test"] == 30
 
 
-def test_where_nothing_global_arrives_only_the_device_s_own_model_is_measured():
+def test_only_the_personal_model_is_evaluated_if_no_global_model_arrives():
     assert not any(key.endswith("global") for key in train("singleset"))
 
 
-def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit():
+def test_the_last_evaluation_measures_the_model_after_the_last_fit():
     half, data = half_of("singleset")
     before = evaluate(half, data, "personal")
 
@@ -57,7 +57,7 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
 
 
 @pytest.mark.parametrize("samples", [1, 63, 64, 255, 600])
-def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larger_passes(samples):
+def test_small_evaluation_batches_give_the_metrics_of_large_batches(samples):
     half, data = half_of("singleset")
     more = replace(
         data, test=TensorSamples(*(torch.cat([part] * 20)[:samples] for part in (data.test.x, data.test.y)))
@@ -76,7 +76,7 @@ def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larg
     assert sum(sizes) == samples and max(sizes) < 128 and min(sizes) >= min(64, samples)
 
 
-def test_other_ways_to_predict_are_views_of_their_own():
+def test_each_other_prediction_rule_has_its_own_view():
     half, data = half_of("singleset")
     half.other_rules = lambda: {
         "constant": lambda z: torch.eye(CLASSES)[torch.zeros(len(z), dtype=torch.int64)]
@@ -90,13 +90,13 @@ def of_pooled(view, values):
     return {device: {f"accuracy.test.{view}": value} for device, value in values.items()}
 
 
-def test_pooled_accuracy_weighs_devices_by_their_test_samples():
+def test_pooled_accuracy_is_weighted_by_the_test_samples_of_each_device():
     measured = of_pooled("personal", {"a": 1.0, "b": 0.5, "c": 0.0})
-    samples = {"a": 30.0, "b": 10.0}  # c does not say how many
+    samples = {"a": 30.0, "b": 10.0}  # c does not state a number
     assert pooled(measured, samples) == {"personal": pytest.approx(0.875)}
 
 
-def test_nobody_s_test_samples_outweigh_all_others():
+def test_a_device_that_claims_too_many_test_samples_has_a_limited_weight():
     """The coordinator cannot check the number of samples, so it caps the number by the median."""
     measured = of_pooled("global", {"a": 0.96, "b": 0.96, "c": 0.96, "liar": 0.0})
     samples = {"a": 10.0, "b": 10.0, "c": 10.0, "liar": 1e12}
@@ -114,7 +114,7 @@ def takes_snapshots(agent, snapshots):
     agent.tasks.runner.start_job = start_job
 
 
-def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
+def test_picture_files_contain_the_embedding_and_the_exchanged_arrays(tmp_path):
     run = simulation(tmp_path, "fedproto")
     for agent in run.agents.values():
         takes_snapshots(agent, Snapshots(samples=10, rounds=(2,)))
@@ -128,7 +128,7 @@ def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
         assert saved["sent.counts"].sum() == 54
 
 
-def test_pictures_leave_out_models(tmp_path):
+def test_picture_files_do_not_contain_models(tmp_path):
     run = simulation(tmp_path, "fedavg")
     takes_snapshots(run.agents["device-0"], Snapshots(samples=5))
     run.run()
@@ -136,12 +136,12 @@ def test_pictures_leave_out_models(tmp_path):
         assert set(saved) == {"features", "labels", "domain"}
 
 
-def test_a_round_before_the_first_is_no_round():
+def test_a_picture_of_round_0_is_refused():
     with pytest.raises(ValueError, match=r"rounds\[0\] is 0, it must be at least 1"):
         Snapshots(10, (0,))
 
 
-def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_path):
+def test_a_device_with_a_wrong_network_reports_the_reason_and_the_others_continue(tmp_path):
     def build(device, plan, data):
         own = Network("mlp", 64) if device == "device-1" else None
         return plan.client_half(data.train, device, own)

@@ -1,4 +1,4 @@
-"""A device whose privacy budget is used up does not even train."""
+"""A device whose privacy budget is used up does not train."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def question(number, name, phase="train"):
     return Question(f"{number:064x}", number, phase, name, 1, None)
 
 
-def test_a_task_that_the_budget_does_not_hold_is_refused_before_the_work(device):
+def test_a_task_over_the_privacy_budget_is_refused_before_the_training(device):
     job, runner, state, name = device
     for number in (1, 2):
         runner.answer(job, question(number, name), "run")
@@ -56,7 +56,7 @@ def test_a_task_that_the_budget_does_not_hold_is_refused_before_the_work(device)
     assert [one.round for one in state.releases] == [1, 2]
 
 
-def test_the_accuracy_of_a_trained_model_is_not_in_the_update(device):
+def test_the_accuracy_of_the_trained_model_is_not_in_the_update(device):
     job, runner, _, name = device
     metrics = runner.answer(job, question(1, name), "run").metrics
     assert PERSONAL not in metrics
@@ -64,7 +64,7 @@ def test_the_accuracy_of_a_trained_model_is_not_in_the_update(device):
 
 
 @pytest.mark.parametrize("method, sent", [("fedavg", True), ("fedproto", False)])
-def test_the_classes_that_a_trained_model_confuses_stay_on_the_device(tmp_path, method, sent):
+def test_only_the_confusion_counts_of_a_global_model_are_sent(tmp_path, method, sent):
     class Restorable(CountedJob):
         def restore(self, state):
             pass
@@ -82,7 +82,7 @@ def test_the_classes_that_a_trained_model_confuses_stay_on_the_device(tmp_path, 
     assert bool(len(state.of("run").store.load(bytes.fromhex(answer.object)))) == sent
 
 
-def test_the_stored_update_has_noise_and_the_weights_of_the_work_are_not_stored(device):
+def test_the_stored_update_has_noise_and_not_the_trained_weights(device):
     job, runner, state, name = device
     answer = runner.answer(job, question(1, name), "run")
     stored = state.store.load(bytes.fromhex(answer.object))

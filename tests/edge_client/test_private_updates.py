@@ -47,7 +47,7 @@ def update(made, payload, broadcast, ledger=(), samples=100, round=1):
     return PrivateUpdates(made).update("run", round, "train", payload, broadcast, samples, list(ledger))
 
 
-def test_an_update_of_weights_is_the_broadcast_and_a_limited_difference_and_noise():
+def test_a_noisy_update_is_the_broadcast_plus_a_clipped_difference_plus_noise():
     made, broadcast = private_plan(epsilon=30.0, rounds=1), weights(1.0)
     updates = PrivateUpdates(made)
     rows = [updates.noisy(weights(41.0), broadcast, 100)[0]["weights.a"] for _ in range(200)]
@@ -59,13 +59,13 @@ def test_an_update_of_weights_is_the_broadcast_and_a_limited_difference_and_nois
     assert rows[0].dtype == np.float32
 
 
-def test_whole_numbers_come_back_as_the_broadcast_has_them():
+def test_integer_arrays_of_an_update_equal_those_of_the_broadcast():
     broadcast = weights(1.0)
     payload = {**weights(2.0), "weights.steps": np.array(99, np.int64)}
     assert update(private_plan(), payload, broadcast).arrays["weights.steps"] == 3
 
 
-def test_whole_numbers_that_are_not_in_the_broadcast_are_refused():
+def test_integer_arrays_that_are_not_in_the_broadcast_are_refused():
     with pytest.raises(SettingsError, match=r"weights\.steps, an array of whole numbers without noise"):
         update(private_plan(), weights(2.0), {"weights.a": weights(1.0)["weights.a"]})
 
@@ -79,7 +79,7 @@ def test_a_running_variance_with_noise_is_never_negative():
     assert any((value == 0).any() for value in variances)
 
 
-def test_the_same_work_gives_other_noise_and_one_release_each_time():
+def test_each_update_of_the_same_work_has_new_noise_and_its_own_release():
     made, broadcast = private_plan(), weights(1.0)
     one = update(made, weights(1.0), broadcast)
     two = update(made, weights(1.0), broadcast, [one.release])
@@ -87,7 +87,7 @@ def test_the_same_work_gives_other_noise_and_one_release_each_time():
     assert (one.release.attempt, two.release.attempt) == (1, 2)
 
 
-def test_the_releases_of_a_budget_use_it_up_and_one_more_is_refused():
+def test_the_planned_releases_use_the_whole_budget_and_one_more_is_refused():
     made, broadcast = private_plan(rounds=3), weights(1.0)
     ledger = []
     for round in range(1, 4):
@@ -132,7 +132,7 @@ def test_labels_and_counts_do_not_show_which_classes_a_device_has(payload):
     assert found["prototypes"].shape == (3, WIDTH) and (found["prototypes"] != 0).mean() > 0.99
 
 
-def test_a_class_that_a_device_does_not_have_stays_as_the_broadcast_has_it(monkeypatch):
+def test_the_row_of_a_class_without_samples_equals_that_of_the_broadcast(monkeypatch):
     without_noise(monkeypatch)
     broadcast = {name: value for name, value in rows(5.0, label=1).items() if name != "counts"}
     found = update(private_plan("fedproto", clip=100.0), rows(7.0, label=2), broadcast).arrays["prototypes"]
@@ -141,7 +141,7 @@ def test_a_class_that_a_device_does_not_have_stays_as_the_broadcast_has_it(monke
     assert np.abs(shorter - np.array([[0.0], [5 + 1 / math.sqrt(WIDTH)], [0.0]])).max() < 0.02
 
 
-def test_the_rows_of_a_table_with_noise_are_those_of_the_classes_with_samples(monkeypatch):
+def test_only_rows_of_classes_with_samples_change_in_a_table_with_noise(monkeypatch):
     without_noise(monkeypatch)
     made = private_plan("fedhp", clip=100.0)
     broadcast = {"prototypes": np.full((3, WIDTH), 1.0, np.float32)}
@@ -166,7 +166,7 @@ def test_an_update_that_is_not_finite_is_refused():
 
 
 @pytest.mark.parametrize("samples, refused", [(99_999, False), (100_001, True)])
-def test_a_delta_that_could_give_away_a_whole_sample_is_refused(samples, refused):
+def test_a_delta_above_one_over_the_number_of_samples_is_refused(samples, refused):
     dp = DpSettings("sample", 8.0, DELTA, 1.0, 1)
     if refused:
         with pytest.raises(SettingsError, match=r"has 100001 samples, so it must be at most 1e-05"):
@@ -245,28 +245,28 @@ class Watched:
 
 
 @pytest.mark.parametrize("attack", few([device_attack, rows_attack, sample_attack], 3))
-def test_the_claim_is_not_below_what_an_attack_on_updates_finds(attack):
+def test_an_attack_on_updates_finds_no_more_than_the_claimed_epsilon(attack):
     assert attack(TRIALS) <= 1.0
 
 
 @pytest.mark.parametrize("attack", few([device_attack, rows_attack, sample_attack], 3))
-def test_half_the_noise_is_found_by_the_same_attack(attack, monkeypatch):
+def test_the_attack_detects_updates_with_half_the_noise(attack, monkeypatch):
     monkeypatch.setattr(mechanism, "discrete_gaussian", lambda sigma: discrete_gaussian(sigma / 2))
     assert attack(TRIALS) > 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [device_attack, rows_attack, sample_attack])
-def test_a_long_attack_on_updates_stays_below_the_claim(attack):
+def test_a_long_attack_on_updates_finds_no_more_than_the_claimed_epsilon(attack):
     assert 0.4 < attack(10 * TRIALS) <= 1.0
 
 
-def test_sums_that_are_not_limited_would_be_found(monkeypatch):
+def test_the_attack_detects_sums_that_are_not_clipped(monkeypatch):
     monkeypatch.setattr(private_updates, "sums_in", lambda payload: np.asarray(payload[SUMS]) * 4)
     assert sample_attack(TRIALS) > 1.0
 
 
-def test_a_device_states_no_counts_of_classes_in_a_run_with_noise():
+def test_a_hello_states_no_class_counts_in_a_run_with_noise():
     """These counts would be a release without noise."""
     made = (
         plan("fedgram", 1),

@@ -1,4 +1,4 @@
-"""A device takes part in several runs over one connection, and each of them goes as if it were alone."""
+"""A device takes part in several runs over one connection, and each run has the same results as alone."""
 
 import weakref
 from dataclasses import replace
@@ -16,7 +16,7 @@ PLANS = {"red": plan("fedavg", ROUNDS), "blue": plan("ditto", ROUNDS)}
 
 @pytest.fixture(scope="module")
 def unshared(tmp_path_factory):
-    """Return the answers and the half's last state of each run alone, with a coordinator that leads one run."""
+    """Return the updates and the last state of the half of each run alone, with a coordinator that leads one run."""
     answers, halves = {}, {}
     for name, made in PLANS.items():
         world = World(tmp_path_factory.mktemp(name), {name: made}, alone=True).run()
@@ -37,7 +37,7 @@ def halves_of(world):
     return {entry.run: entry.half for entry in DeviceState(world.folder / DEVICE, durable=False).file.runs}
 
 
-def test_each_of_two_runs_gets_the_answers_and_the_state_that_it_gets_alone(tmp_path, unshared):
+def test_each_of_two_runs_gets_the_same_updates_and_the_same_state_as_alone(tmp_path, unshared):
     world = World(tmp_path, PLANS).run()
     assert (world.answers, halves_of(world)) == unshared
     order = [run for run, message in world.coordinator.heard if isinstance(message, Update)]
@@ -46,7 +46,7 @@ def test_each_of_two_runs_gets_the_answers_and_the_state_that_it_gets_alone(tmp_
     assert sorted(world.byes()) == [("blue", "finished"), ("red", "finished")]
 
 
-def test_the_half_of_one_run_at_a_time_is_in_memory(tmp_path):
+def test_the_client_half_of_only_one_run_at_a_time_is_in_memory(tmp_path):
     halves, most = weakref.WeakSet(), []
 
     def noted(job):
@@ -58,7 +58,7 @@ def test_the_half_of_one_run_at_a_time_is_in_memory(tmp_path):
     assert max(most) == 1 and len(most) > 2 * ROUNDS - 2, "each change of the run starts the job again"
 
 
-def test_a_device_tells_what_it_could_take_on_and_what_it_does(tmp_path):
+def test_a_hello_states_how_many_more_runs_the_device_can_take(tmp_path):
     world = World(tmp_path, PLANS).run()
     hellos = [(run, message) for run, message in world.coordinator.heard if isinstance(message, Hello)]
     assert (hellos[0][0], hellos[0][1].capacity) == ("", 2)
@@ -71,27 +71,27 @@ def test_a_device_tells_what_it_could_take_on_and_what_it_does(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_device_is_idle_while_the_coordinator_has_no_run_and_not_while_it_has_one(tmp_path, limit):
+def test_a_device_is_idle_only_while_the_coordinator_has_no_run(tmp_path, limit):
     world = World(tmp_path, {}, limit=limit)
     world.run(until=lambda: False, seconds=1)
-    assert world.agent.view.idle, "a device that nobody has asked anything"
+    assert world.agent.view.idle, "a device that has no task"
     world.boot_coordinator(PLANS)
     world.run(until=lambda: any(world.answers.values()), seconds=60)
     assert not world.agent.view.idle
 
 
-def test_with_a_coordinator_of_one_run_a_device_says_what_a_device_of_one_run_says(tmp_path):
+def test_a_coordinator_of_one_run_gets_the_same_messages_with_any_limit_on_runs(tmp_path):
     said = [
         World(tmp_path / str(n), {"red": PLANS["red"]}, True, limit=n).run().coordinator.heard for n in (1, 2)
     ]
     first = [
         messages.pop(1)[1] for messages in said
-    ]  # It is sent before the device hears of the coordinator.
+    ]  # It is sent before the first message of the coordinator.
     assert first[0] == replace(first[1], can=first[0].can, capacity=0)
     assert said[0] == said[1]
 
 
-def test_a_run_beyond_the_limit_gets_a_reason_and_changes_nothing(tmp_path, alone):
+def test_a_run_above_the_limit_gets_a_bye_with_the_reason_and_disturbs_no_other_run(tmp_path, alone):
     world = World(tmp_path, {**PLANS, "green": PLANS["red"]})
     world.run(until=lambda: all(world.answers[name] for name in PLANS))
     world.coordinator.say("green", Welcome(PLANS["red"].encode()))
@@ -102,7 +102,7 @@ def test_a_run_beyond_the_limit_gets_a_reason_and_changes_nothing(tmp_path, alon
     assert len(world.answers["green"]) == ROUNDS, "it has a place when the other runs are over"
 
 
-def test_messages_of_a_thousand_runs_take_no_memory_and_no_disk(tmp_path):
+def test_messages_of_a_thousand_runs_use_no_memory_and_no_disk(tmp_path):
     world = World(tmp_path, PLANS)
     world.run(until=lambda: all(world.answers.values()))
     agent, before = world.agent, len(world.coordinator.heard)
@@ -119,7 +119,7 @@ def test_messages_of_a_thousand_runs_take_no_memory_and_no_disk(tmp_path):
     assert {entry.run for entry in agent.state.file.runs} == {*PLANS}
 
 
-def test_a_run_that_ended_while_the_device_was_away_gives_its_place_free(tmp_path, alone):
+def test_a_run_that_ended_while_the_device_was_away_frees_its_place(tmp_path, alone):
     world = World(tmp_path, PLANS)
     world.run(until=lambda: len(world.answers["red"]) == 1)
     world.kill_device()
@@ -132,7 +132,7 @@ def test_a_run_that_ended_while_the_device_was_away_gives_its_place_free(tmp_pat
     assert world.answers["blue"] == alone["blue"] and ("red", "finished") in world.byes()
 
 
-def test_a_coordinator_of_one_run_in_between_costs_the_other_run_nothing(tmp_path, alone):
+def test_a_temporary_coordinator_of_one_run_does_not_disturb_the_other_run(tmp_path, alone):
     world = World(tmp_path, PLANS)
     world.run(until=lambda: all(world.answers.values()))
     conducted = world.coordinator.runs

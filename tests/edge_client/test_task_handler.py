@@ -28,7 +28,7 @@ def following(parts):
     return parts
 
 
-def test_a_plan_becomes_a_job_on_the_worker_and_then_a_hello(parts):
+def test_a_new_plan_starts_a_job_and_then_the_device_sends_a_hello(parts):
     parts.tasks.welcomed(parts.welcome(), EPOCH)
     assert parts.tasks.queue.busy and parts.run.job is None and parts.link.taken() == []
     parts.worker.finish()
@@ -36,14 +36,14 @@ def test_a_plan_becomes_a_job_on_the_worker_and_then_a_hello(parts):
     assert parts.link.taken() == ["Hello"]
 
 
-def test_a_plan_that_is_known_already_is_answered_by_a_hello_alone(following):
+def test_a_known_plan_starts_no_job_and_the_device_sends_a_hello(following):
     job = following.run.job
     following.tasks.welcomed(following.welcome(), EPOCH)
     assert following.link.taken() == ["Hello"] and not following.worker.submitted
     assert following.run.job is job
 
 
-def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
+def test_another_plan_with_the_same_run_name_replaces_the_job(following):
     following.tasks.take(following.question())
     following.worker.finish()
     following.tasks.welcomed(following.welcome(plan("fedprox")), EPOCH)
@@ -63,14 +63,14 @@ def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
         ({"made": plan("fedavg", rounds=0)}, "rounds"),
     ],
 )
-def test_a_plan_that_is_not_for_this_device_ends_it_with_the_reason(parts, welcome, problem):
+def test_a_plan_that_the_device_cannot_follow_ends_the_device_with_the_reason(parts, welcome, problem):
     parts.tasks.welcomed(parts.welcome(**welcome), EPOCH)
     assert parts.context.finished and problem in parts.context.problem
     assert parts.context.problem.startswith("this device cannot follow the run's plan: ")
     assert parts.link.taken() == ["Bye"]
 
 
-def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_out(parts):
+def test_a_plan_that_does_not_fit_the_network_is_refused_after_the_job_fails(parts):
     parts.tasks.welcomed(parts.welcome(), EPOCH)
     parts.worker.finish(ValueError("the network takes 1 channel"))
     assert parts.context.problem.endswith("plan: the network takes 1 channel")
@@ -87,12 +87,12 @@ def test_a_plan_that_cannot_be_read_again_in_the_middle_of_a_run_is_refused_at_o
     assert following.context.problem == f"this device cannot follow the run's plan: {error}"
 
 
-def test_a_task_without_a_job_is_left_to_the_next_hello(parts):
+def test_a_task_without_a_job_starts_no_work_and_sends_no_message(parts):
     parts.tasks.take(parts.question())
     assert not parts.worker.submitted and parts.link.taken() == []
 
 
-def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_again(following):
+def test_an_update_is_sent_after_it_is_durable_and_again_for_the_same_task(following):
     question = following.question()
     following.tasks.take(question)
     assert following.link.taken() == [] and following.observed == ["planned", "started"]
@@ -104,10 +104,8 @@ def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_agai
 
 
 @pytest.mark.parametrize("saved", (True, False), ids=("after", "before"))
-def test_a_question_of_a_round_before_is_not_answered_twice_around_the_answer_to_a_later_one(
-    following, saved
-):
-    """The question is repeated while the worker is at the later round, whose answer replaces the earlier one."""
+def test_a_repeated_task_of_an_earlier_round_starts_no_work(following, saved):
+    """The task is repeated while the worker is at the later round, whose update replaces the earlier one."""
     tasks, worker = following.tasks, following.worker
     tasks.take(following.question(1))
     worker.finish()
@@ -120,7 +118,7 @@ def test_a_question_of_a_round_before_is_not_answered_twice_around_the_answer_to
     assert [a.round for a in following.state.saved.answers] == [2]
 
 
-def test_while_the_worker_is_busy_the_newest_question_waits_and_the_same_one_is_not_begun_twice(following):
+def test_only_the_newest_task_waits_while_the_worker_is_busy(following):
     first, second, third = (following.question(round) for round in (1, 2, 3))
     for question in (first, second, first, third):
         following.tasks.take(question)
@@ -130,7 +128,7 @@ def test_while_the_worker_is_busy_the_newest_question_waits_and_the_same_one_is_
 
 
 @pytest.mark.parametrize("stops", ["drain", "hold"])
-def test_a_device_that_takes_no_new_work_still_says_an_answer_that_it_has(following, stops):
+def test_a_draining_or_paused_device_still_sends_an_update_that_it_has(following, stops):
     known = following.question(1)
     following.tasks.take(known)
     following.worker.finish()
@@ -143,7 +141,7 @@ def test_a_device_that_takes_no_new_work_still_says_an_answer_that_it_has(follow
     assert following.link.taken() == ["Update"]
 
 
-def test_a_device_is_drained_once_its_last_answer_has_a_receipt(following):
+def test_a_device_is_drained_after_the_receipt_of_its_last_update(following):
     following.tasks.take(following.question())
     following.tasks.drain()
     assert not following.tasks.drained
@@ -153,7 +151,7 @@ def test_a_device_is_drained_once_its_last_answer_has_a_receipt(following):
     assert following.tasks.drained
 
 
-def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pause(following):
+def test_a_dead_trainer_causes_a_bye_at_once_and_a_hello_after_a_pause(following):
     following.context.now = 100.0
     following.tasks.take(following.question())
     following.worker.finish(DIED)
@@ -162,7 +160,7 @@ def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pa
     assert following.hellos.next_at == following.hellos.backoff.until > 100.0
 
 
-def test_without_room_for_its_answer_a_device_keeps_its_run_and_drops_the_job(following):
+def test_a_device_with_a_full_disk_keeps_its_run_and_drops_the_job(following):
     following.tasks.take(following.question())
     following.worker.finish(FULL)
     assert following.tasks.disk_space.problem and following.run.job is None and following.run.name == RUN
@@ -170,14 +168,14 @@ def test_without_room_for_its_answer_a_device_keeps_its_run_and_drops_the_job(fo
 
 
 @pytest.mark.parametrize("error", [DamagedError("device.json"), ZeroDivisionError("ours"), OSError(5, "I/O")])
-def test_an_error_of_the_device_itself_ends_its_process(following, error):
+def test_an_internal_error_of_the_device_ends_its_process(following, error):
     following.tasks.take(following.question())
     with pytest.raises(type(error)):
         following.worker.finish(error)
 
 
 @pytest.mark.parametrize("result", [None, DIED, FULL, ValueError("no such layer")])
-def test_what_was_worked_on_for_another_run_is_dropped_and_work_is_asked_for(following, result):
+def test_the_result_for_another_run_is_dropped_and_a_hello_is_sent(following, result):
     following.tasks.take(following.question())
     following.tasks.change_run("autumn")
     following.link.taken()
@@ -186,14 +184,14 @@ def test_what_was_worked_on_for_another_run_is_dropped_and_work_is_asked_for(fol
     assert following.tasks.delivery.pending is None and not following.context.finished
 
 
-def test_an_error_of_ours_is_raised_even_in_work_for_another_run(following):
+def test_an_internal_error_is_raised_even_in_work_for_another_run(following):
     following.tasks.take(following.question())
     following.tasks.change_run("autumn")
     with pytest.raises(DamagedError):
         following.worker.finish(DamagedError("device.json"))
 
 
-def test_a_plan_of_a_run_that_has_passed_becomes_no_job(parts):
+def test_the_job_of_an_earlier_run_is_dropped_and_a_hello_is_sent(parts):
     parts.tasks.welcomed(parts.welcome(), EPOCH)
     parts.tasks.change_run("autumn")
     parts.worker.finish(FixedJob())
@@ -203,9 +201,7 @@ def test_a_plan_of_a_run_that_has_passed_becomes_no_job(parts):
 @pytest.mark.parametrize(
     ("epoch", "receipt", "said"), [(EPOCH + 1, True, ["Update"]), (EPOCH, True, []), (EPOCH + 1, False, [])]
 )
-def test_a_coordinator_that_is_behind_is_told_the_last_answer_unless_it_is_on_its_way(
-    following, epoch, receipt, said
-):
+def test_only_a_new_epoch_gets_an_update_with_a_receipt_again(following, epoch, receipt, said):
     following.tasks.take(following.question())
     following.worker.finish()
     if receipt:

@@ -1,4 +1,4 @@
-"""The queue runs one piece of work at a time, and keeps the newest question for after it."""
+"""The queue runs one piece of work at a time, and keeps the newest task to do it next."""
 
 import pytest
 
@@ -24,15 +24,15 @@ def received(**changed):
         {"task": Task(1, "evaluate", None, 0.0)},
     ],
 )  # fmt: skip
-def test_questions_differ_by_run_round_phase_and_broadcast(changed):
+def test_tasks_differ_by_run_round_phase_and_broadcast(changed):
     assert question_of(*received()).name != question_of(*received(**changed)).name
 
 
-def test_the_same_question_of_a_later_coordinator_is_the_same():
+def test_the_same_task_of_a_later_epoch_has_the_same_name():
     assert question_of(*received()).name == question_of(*received(epoch=2)).name
 
 
-def test_a_queue_knows_what_is_worked_on_and_what_waits():
+def test_a_queue_knows_its_current_and_its_next_task():
     queue = WorkQueue()
     queue.begin(question("a", 1))
     queue.next = question("b", 2)
@@ -41,7 +41,7 @@ def test_a_queue_knows_what_is_worked_on_and_what_waits():
     assert [queue.knows((round, "train")) for round in (1, 2, 3)] == [True, True, False]
 
 
-def test_a_question_that_is_done_is_known_no_more_and_the_next_is_handed_out_once():
+def test_a_finished_task_is_forgotten_and_the_next_task_is_taken_once():
     queue = WorkQueue()
     queue.begin(question("a", 1))
     queue.next = question("b", 2)
@@ -50,13 +50,13 @@ def test_a_question_that_is_done_is_known_no_more_and_the_next_is_handed_out_onc
     assert queue.take_next() == question("b", 2) and queue.take_next() is None
 
 
-def test_while_a_plan_is_begun_every_question_is_another():
+def test_a_queue_that_begins_a_plan_is_busy_with_another_task():
     queue = WorkQueue()
     queue.begin_plan()
     assert queue.busy_with_another(question("a"))
 
 
-def test_in_another_run_nothing_waits_though_the_worker_is_still_busy():
+def test_a_change_of_run_drops_the_next_task_and_the_queue_stays_busy():
     queue = WorkQueue()
     queue.begin(question("a", 1))
     queue.next = question("b", 2)

@@ -47,7 +47,7 @@ def spoil_once(sim, fault):
         ("fedavg", "one too many"),
     ],
 )
-def test_devices_decline_wrong_arrays_and_answer_the_right_ones_with_the_same_bits(
+def test_devices_refuse_wrong_arrays_and_compute_the_same_bits_from_right_ones(
     tmp_path, caplog, method, fault
 ):
     sim = simulation(tmp_path / "run", method)

@@ -80,7 +80,7 @@ class Rows:
 METHODS = {"fedavg": Weights, "fedproto": Rows}
 
 
-# -- what outlives the process
+# -- what is kept when the process ends
 
 
 class Book(dict):

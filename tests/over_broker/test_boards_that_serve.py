@@ -1,4 +1,4 @@
-"""Two boards serve their models while a federation goes on; a program beside them reads whole models only."""
+"""Two boards serve their models during a run, and another program reads only complete models."""
 
 import hashlib
 import json
@@ -51,13 +51,13 @@ def protofleet(*words):
 def until(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
     return found
 
 
 class Reader(threading.Thread):
-    """A program beside the devices: it reads a link once, and then the folder that the link names."""
+    """Another program on the board: it reads a link once, and then the folder that the link names."""
 
     def __init__(self, folders):
         super().__init__(daemon=True)
@@ -134,7 +134,7 @@ def current(models):
     return until(lambda: models.named("current"))
 
 
-def test_both_boards_serve_while_rounds_go_on_and_a_kill_leaves_a_whole_version(served):
+def test_both_boards_serve_during_a_run_and_a_kill_leaves_a_complete_version(served):
     first, second = served.models
     assert (current(first).kind, current(second).kind) == ("global", "personal")
     before = current(first)
@@ -151,7 +151,7 @@ def test_both_boards_serve_while_rounds_go_on_and_a_kill_leaves_a_whole_version(
     assert len(first.whole()) <= 2 + 4  # The newest two, and those that links name.
 
 
-def test_a_picture_is_predicted_with_what_is_served_now(served):
+def test_predict_uses_the_version_that_is_served_now(served):
     image = served.place / "data" / "circle" / "0.png"
     until(lambda: current(served.models[1]).round > 3)
     found = json.loads(protofleet("predict", image, "--model", served.files[1].parent, "--json"))
@@ -160,7 +160,7 @@ def test_a_picture_is_predicted_with_what_is_served_now(served):
     assert sum(prediction["probabilities"].values()) == pytest.approx(1)
 
 
-def test_a_rollback_stays_while_later_versions_are_written_and_everybody_is_told(served):
+def test_a_rollback_stays_pinned_while_later_versions_are_written(served):
     models = served.models[1]
     said = protofleet("model", "rollback", served.files[1].parent)
     pinned = models.named("pinned")
@@ -178,7 +178,7 @@ def test_a_rollback_stays_while_later_versions_are_written_and_everybody_is_told
     assert current(models).number > pinned.number
 
 
-def test_nobody_has_ever_seen_half_a_model(served):
+def test_a_reader_has_read_only_complete_models(served):
     until(lambda: served.reader.reads > 100 and len(served.reader.seen) >= 6)
     until(lambda: served.models[1].named("previous"))
     assert served.reader.problems == []

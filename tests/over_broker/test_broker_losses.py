@@ -1,4 +1,4 @@
-"""Mosquitto says "Success" and drops messages: each way is shown first, and then a federation survives it.
+"""Mosquitto reports "Success" and drops messages: each test first shows a loss, and then a federation survives it.
 
 The broker has the project's settings: TLS 1.3, certificates, access rules. Only its queues are small, so that
 three devices meet what otherwise takes hundreds of devices.
@@ -28,20 +28,20 @@ from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation
 from tests.support.small_federation import POLICY, assert_same, shard
 
 pytestmark = pytest.mark.slow
-LARGE = Network("mlp", feature_size=2000)  # The weights have 1.7 MB; an answer is 26 blocks.
-QUEUE = 8  # Messages that the broker keeps for one client, beside those in flight.
+LARGE = Network("mlp", feature_size=2000)  # The weights have 1.7 MB; an update is 26 blocks.
+QUEUE = 8  # Messages that the broker keeps for one client, in addition to those in flight.
 WAYS_TO_ARRIVE = ("accepted", "duplicate", "unknown_object", "flood", "bad_block")
 SMALL_QUEUES = (f"max_queued_messages {QUEUE}", "max_inflight_messages 2")
 
 
 class Accepted(Counter):
-    """An observer that counts how often each answer was accepted."""
+    """An observer that counts how often each update was accepted."""
 
     def happened(self, service, event, commands, now):
         self.update((c.round, c.phase, c.device) for c in commands if isinstance(c, Accept))
 
     def answered(self, service, update, now):
-        """Do nothing, because only accepted answers count."""
+        """Do nothing, because only accepted updates count."""
 
     stepped = answered
 
@@ -71,11 +71,11 @@ class Harmed(Federation):
     def until(self, condition, seconds=60.0):
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, "it did not come to this"
+            assert time.monotonic() < deadline, "the condition did not become true"
             time.sleep(0.002)
 
     def finish(self, folder):
-        """Wait for the end, and check it: every answer was accepted once.
+        """Wait for the end, and check that every update was accepted once.
 
         The bits are those of a run without trouble.
         """
@@ -94,7 +94,7 @@ class Harmed(Federation):
         return sum(n for (w, kind, r), n in counted if (w, kind) == (way, "block") and r in results)
 
     def lost_answers(self):
-        """Return the number of blocks of answers that left a device and did not arrive."""
+        """Return the number of blocks of updates that left a device and did not arrive."""
         sent = sum(self.blocks(name, "up", "sent") for name in self.agents)
         return sent - self.blocks(COORDINATOR, "up", *WAYS_TO_ARRIVE)
 
@@ -169,15 +169,15 @@ class Bare:
         self.read(lambda: not self.client.is_connected())
 
 
-def test_a_slow_subscriber_loses_what_was_acknowledged_and_our_answers_arrive(secured, tmp_path):
+def test_updates_arrive_although_a_slow_subscriber_loses_acknowledged_messages(secured, tmp_path):
     made = secured(*SMALL_QUEUES, network=LARGE)
     topic = made.topics.up("device-0")
     slow, fast = Bare(made, COORDINATOR), Bare(made, "device-0")
     slow.listen(topic)
     fast.say(topic, 1500)  # These 6 MB are more than sockets hold, and the subscriber does not read.
-    assert slow.read(lambda: len(slow.came) > QUEUE), "what sockets hold comes, however long it takes"
+    assert slow.read(lambda: len(slow.came) > QUEUE), "the messages in the sockets arrive after any time"
     slow.read(lambda: slow.came[-1:] and slow.came[-1].startswith((1499).to_bytes(4, "big")), seconds=2.0)
-    assert len(slow.came) < 1500, "the broker has lost some, and told nobody"
+    assert len(slow.came) < 1500, "the broker has lost some, and reported no error"
     slow.leave()
     fast.leave()
 
@@ -188,9 +188,7 @@ def test_a_slow_subscriber_loses_what_was_acknowledged_and_our_answers_arrive(se
     made.finish(tmp_path / "sim")
 
 
-def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device_catches_up(
-    secured, tmp_path
-):
+def test_a_device_catches_up_although_its_session_loses_acknowledged_messages(secured, tmp_path):
     made = secured(*SMALL_QUEUES, network=LARGE)
     topic = made.topics.down("device-0")
     away, near = Bare(made, "device-0", session=600), Bare(made, COORDINATOR)
@@ -198,7 +196,7 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     away.leave()
     near.say(topic, 100)
     away.connect()
-    assert away.read(lambda: away.came), "what was kept comes, however long it takes"
+    assert away.read(lambda: away.came), "the kept messages arrive after any time"
     away.read(lambda: len(away.came) > 2 * QUEUE, seconds=1.0)
     assert len(away.came) <= QUEUE + 2, "the broker has kept some for the session, and dropped the rest"
     away.session = 0
@@ -213,7 +211,7 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     made.until(lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1)
     late.reset()
     others = [made.agents[name] for name in DEVICES[:2]]
-    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # They have all of it.
+    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # They have the whole broadcast.
     missed = made.blocks(COORDINATOR, "down", "sent") - made.blocks("device-2", "down", *WAYS_TO_ARRIVE)
     assert missed > 2 * QUEUE, "more than the broker keeps for it"
     late.seconds = 0.0
@@ -221,7 +219,7 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     made.finish(tmp_path / "sim")
 
 
-def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer(secured, tmp_path):
+def test_no_update_is_lost_if_the_broker_is_killed_twice_and_restarts_without_state(secured, tmp_path):
     made = secured("persistence false", network=LARGE)
     for line in made.lines.values():
         line.seconds = 0.02
@@ -230,7 +228,7 @@ def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer
     made.broker.kill()
     made.broker.start()
     folder = tmp_path / "run" / "coordinator" / "updates"
-    made.until(lambda: list(folder.glob("*/*.part")))  # An answer is under way.
+    made.until(lambda: list(folder.glob("*/*.part")))  # An update is under way.
     made.broker.kill()
     made.broker.start()
     for line in made.lines.values():
@@ -238,7 +236,7 @@ def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer
     made.finish(tmp_path / "sim")
 
 
-def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same_answers(secured, tmp_path):
+def test_a_round_that_is_repeated_after_a_long_outage_gets_the_same_updates(secured, tmp_path):
     """Seconds stand for ten minutes of sessions and patience (600 s).
 
     Both are over when the broker comes back.

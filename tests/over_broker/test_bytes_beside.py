@@ -1,4 +1,4 @@
-"""The bytes that a round of FedProto costs a device beside its arrays, message by message.
+"""The bytes that a device needs for a round of FedProto in addition to its arrays, by kind of message.
 
 The test counts them on the wire of a real broker.
 """
@@ -16,13 +16,13 @@ from tests.conftest import missing
 from tests.hostile.federation import CLASSES, Federation
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-WIDTH = 288  # Three prototypes of this width, with labels and counts, make an answer of 3.5 kB.
+WIDTH = 288  # Three prototypes of this width, with labels and counts, make an update of 3.5 kB.
 ARRAYS = CLASSES * (4 * WIDTH + 2 * 8)
 ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
 NEW, OLD = ("board-1", "board-2"), "board-3"
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SAYS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"
+LISTS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def cost(tmp_path_factory):
             missing(error)
         f = ends.enter_context(made)
         coordinator = f.coordinator()
-        ours = [*(f.device(name) for name in NEW), f.device(OLD, planted=SAYS_NO_FORM)]
+        ours = [*(f.device(name) for name in NEW), f.device(OLD, planted=LISTS_NO_FORM)]
         assert f.wait_for_end(coordinator, 240.0) == 0, f.last_words()
         assert [f.wait_for_end(one) for one in ours] == [0, 0, 0]
         assert [line["payload"]["up"] for line in f.rounds()][:ROUNDS] == [
@@ -54,17 +54,17 @@ def cost(tmp_path_factory):
     return {key: bytes / (ROUNDS + 1) for key, bytes in found.items()}  # The evaluation is one more round.
 
 
-def test_a_round_costs_a_device_at_most_a_thousand_bytes_beside_its_arrays(cost):
+def test_a_device_needs_at_most_1000_bytes_a_round_in_addition_to_its_arrays(cost):
     assert [sum(cost.get((name, kind), 0) for kind in KINDS) <= 1000 for name in NEW] == [True, True], cost
 
 
-def test_an_answer_of_three_and_a_half_kilobytes_costs_at_most_15_percent_more_than_its_arrays(cost):
+def test_an_update_of_3_5_kilobytes_needs_at_most_15_percent_more_than_its_arrays(cost):
     for name in NEW:
         beside = cost.get((name, "want"), 0) + cost[name, "update"]
         assert (ARRAYS + beside) / ARRAYS <= 1.15, cost
 
 
-def test_a_device_that_says_no_form_is_told_manifests_and_asks(cost):
-    """This device pays as much as it always did, and no other device does."""
+def test_a_device_that_lists_no_form_gets_manifests_and_sends_wants(cost):
+    """This device needs as many bytes as before, and the other devices need fewer."""
     assert cost[OLD, "want"] > 200 and cost[OLD, "task"] > cost[NEW[0], "task"] + 40
     assert not [cost[name, "want"] for name in NEW if (name, "want") in cost]

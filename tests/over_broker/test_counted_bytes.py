@@ -192,7 +192,7 @@ def demand_all_bytes(run, proxy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedpall", "fedplcc"])
-def test_payload_and_control_are_all_packets_with_a_codec(method, tmp_path, broker, federation):
+def test_payload_and_control_bytes_cover_all_packets_with_a_codec(method, tmp_path, broker, federation):
     with proxied(tmp_path, broker, federation, method, "small") as (run, proxy):
         demand_all_bytes(run, proxy)
         for record in run.recorder.records:
@@ -205,9 +205,7 @@ def test_payload_and_control_are_all_packets_with_a_codec(method, tmp_path, brok
     "method",
     [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*METHODS, QUICK)],
 )
-def test_payload_and_control_are_all_packets_and_payload_is_the_closed_form(
-    method, tmp_path, broker, federation
-):
+def test_all_packets_are_counted_and_the_payload_equals_the_closed_form(method, tmp_path, broker, federation):
     with proxied(tmp_path, broker, federation, method) as (run, proxy):
         demand_all_bytes(run, proxy)
         *training, last = run.recorder.records

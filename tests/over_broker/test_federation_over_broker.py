@@ -34,7 +34,7 @@ def test_a_federation_over_the_embedded_broker_ends_with_the_same_bits(tmp_path,
         )
 
 
-def test_what_the_meters_count_is_what_the_broker_counted(tmp_path, federation, peer):
+def test_the_meters_count_the_same_bytes_as_the_broker(tmp_path, federation, peer):
     with LocalBroker(tmp_path / "broker", "mosquitto", sys_seconds=1) as own:
         with running(tmp_path / "run", own.address, federation, "fedavg") as run:
             sent = Counter()
@@ -67,7 +67,7 @@ def counted(broker, name, expected, peer):
     raise AssertionError(f"the broker counted {seen}, the meters {expected}")
 
 
-def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_path, broker, federation):
+def test_a_killed_coordinator_continues_over_the_broker_with_the_same_bits(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
     service, inbox = made.coordinator()
     killed = AtAnswer(2, lambda: inbox.put(StopRequest("killed")))  # It stops at once.

@@ -1,4 +1,4 @@
-"""No number of a frozen backbone crosses the network: all bytes of a run are fewer than those of its backbone."""
+"""No weight of a frozen backbone is sent: all bytes of a run are fewer than those of its backbone."""
 
 from collections import Counter
 from dataclasses import replace

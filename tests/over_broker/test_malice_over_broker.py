@@ -1,4 +1,4 @@
-"""A liar at a real Mosquitto: honest devices end with the bits of a run without it, in bounded memory."""
+"""A malicious device at a real Mosquitto: the others end with the bits of a run without it, in bounded memory."""
 
 import resource
 import threading
@@ -30,9 +30,9 @@ def wait_until(check, what, seconds=60.0):
 
 
 def storm(liar):
-    """Send everything at once.
+    """Send all kinds of bad frames at once.
 
-    It is garbage, strangers' names, forged and true hellos, lies, offers, blocks and big frames.
+    They are garbage, unknown names, forged and valid hellos, false updates, offers, blocks and large frames.
     """
     up = liar.topics.up(liar.name)
     for i in range(150):
@@ -68,7 +68,7 @@ def stormed(tmp_path, broker, federation):
 
 
 @pytest.mark.slow
-def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_path, stormed):
+def test_honest_devices_end_with_the_same_bits_during_an_attack_over_mosquitto(tmp_path, stormed):
     made, liar, inbox = stormed
     while not isinstance(inbox.get(timeout=20), Connected):
         pass
@@ -96,8 +96,8 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
     )
 
 
-def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, federation, peer):
-    """Mosquitto has delivered everything, and the reader reads nothing: the inbox drops the excess."""
+def test_the_receive_queue_of_a_stalled_reader_drops_the_excess(broker, federation, peer):
+    """Mosquitto has delivered everything, and the reader reads nothing."""
     lost = []
     inbox = ReceiveQueue(lost.append)
     reader = Mqtt(f"{federation}.reader", broker.address, inbox, subscriptions=[f"{federation}/#"])
@@ -121,7 +121,7 @@ def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, fed
         reader.close()
 
 
-def test_a_frame_that_was_never_looked_at_has_its_counter_too(tmp_path):
+def test_frames_that_a_full_queue_drops_are_counted_as_flood(tmp_path):
     from tests.protocol.ends import Ends
 
     link = Ends(tmp_path, "a").coordinator

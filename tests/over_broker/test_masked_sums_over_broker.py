@@ -1,4 +1,4 @@
-"""Masked sums of 20 devices over a real broker, of which a fifth falls silent, and the bytes that they cost."""
+"""Masked sums of 20 devices over a real broker, a fifth of which become silent, and the bytes that they need."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,7 +49,7 @@ class Summed(Federation):
         return self.enrolment.keyring_of(name)
 
     def device(self, name, i):
-        """Start a device; if it is lost, it falls silent when it gets the task of the step `lost_at`."""
+        """Start a device; a lost device becomes silent when it gets the task of the step `lost_at`."""
         agent, inbox = super().device(name, i)
         if name in LOST:
             take = agent.tasks.take
@@ -74,7 +74,7 @@ def ran(folder, broker, federation, **changes):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_fifth_of_20_devices_falls_silent_in_a_step_and_the_sum_has_the_bits_of_the_rest(
+def test_the_sum_is_that_of_the_survivors_if_a_fifth_of_20_devices_becomes_silent(
     tmp_path, broker, federation, monkeypatch, step
 ):
     recorder = SumRecorder(monkeypatch)
@@ -87,14 +87,12 @@ def test_a_fifth_of_20_devices_falls_silent_in_a_step_and_the_sum_has_the_bits_o
     assert len(recorder.sums) == 1
 
 
-def test_masked_weights_cost_at_most_a_twentieth_more_than_plain_weights(tmp_path, broker, federation):
+def test_masked_weights_need_at_most_5_percent_more_bytes_than_plain_weights(tmp_path, broker, federation):
     plain, masked = bytes_up(tmp_path, broker, federation, SETTINGS, network=Network("mlp", feature_size=256))
     assert masked / plain <= 1.05, (plain, masked)
 
 
-def test_masked_prototypes_of_24_bits_cost_at_most_15_percent_more_than_plain_ones(
-    tmp_path, broker, federation
-):
+def test_masked_prototypes_of_24_bits_need_at_most_15_percent_more_bytes(tmp_path, broker, federation):
     """Ten prototypes of 512 numbers; the steps of both stages are in the bytes."""
     settings = replace(SETTINGS, bits=24)
     ten = {"method": "fedproto", "classes": 10, "network": Network("mlp", embedding_size=512)}

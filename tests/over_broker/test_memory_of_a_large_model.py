@@ -18,9 +18,9 @@ BESIDE = 0.6
 
 
 @pytest.mark.parametrize(
-    ("steps", "models"), [(1, 2), (3, 3)], ids=["one step", "momentum beside the next gradient"]
+    ("steps", "models"), [(1, 2), (3, 3)], ids=["one step", "momentum and the next gradient"]
 )
-def test_a_device_holds_parameters_gradient_and_momentum_and_no_model_more(tmp_path, steps, models):
+def test_a_device_needs_memory_only_for_parameters_gradient_and_momentum(tmp_path, steps, models):
     measure = replace(LARGE_DEVICE, arguments=MODEL | {"steps": steps})
     found = once(measure, this_tree(tmp_path))
     assert found["device's peak over import torch, in models"] < models + BESIDE

@@ -1,4 +1,4 @@
-"""Devices and coordinators of version 1.0 beside those of 1.1: real processes, at a secured Mosquitto.
+"""Devices and coordinators of version 1.0 together with those of 1.1: real processes, at a secured Mosquitto.
 
 Scripts play the old ones in bytes (tests/hostile), from docs/protocol.md as it was before 1.1.
 """
@@ -41,7 +41,7 @@ METHODS = {  # One has broadcasts of several blocks, one has broadcasts of one b
 }
 # The evaluation has no quorum, but it must wait for a slow device all the same.
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2, straggler_factor=0.0)
-SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # It says no form.
+SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # It lists no form.
 OURS = ("one", "two")
 SPOKEN = {  # The keys that 1.0 has in messages to devices; they ignore all others.
     "state": {"online", "reason"}, "welcome": {"plan"}, "task": {"broadcast", "seconds"}, "refusal": {"reason"},
@@ -65,7 +65,7 @@ TO_ALL = {
 
 @dataclass
 class Ran:
-    """The results of a run, as hashes of all answers and broadcasts, and what its scripted device heard."""
+    """The results of a run, as hashes of updates and broadcasts, and the messages that its scripted device got."""
 
     answers: list[tuple]
     learned: list
@@ -117,7 +117,7 @@ def ran(folder, method, third, planted="", **more):
 
 
 def learned(f):
-    """Return the hashes of answers, of their bases and of the coordinator's states; also the measures."""
+    """Return the hashes of updates, of their bases and of the coordinator's states; also the metrics."""
     with contextlib.closing(sqlite3.connect(f.run / "coordinator" / "spool.sqlite")) as db:
         answers = db.execute(
             "SELECT round, phase, device, base, object FROM accepted ORDER BY round, device"
@@ -148,12 +148,12 @@ def complaints(f, processes):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return a maker of runs by (method, who is beside our devices); each run is made once."""
+    """Return a maker of runs by (method, kind of the third device); each run is made once."""
     makers = {
         "old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT), "no counts": (Device, ""),
         "old, by default": (Device, ""),
     }  # fmt: skip
-    # Without a codec, the objects of all devices can be compared. Like an old coordinator, "no counts" asks for none.
+    # Without a codec, the objects of all devices are comparable. "no counts" requests none, like an old coordinator.
     settings = dict.fromkeys(makers, {"codec": "off"})
     settings["no counts"] = {"codec": "off", "limits": CoordinatorLimits(confusion=0)}
     settings["old, by default"] = {}
@@ -174,7 +174,7 @@ def keys_of(heard, known):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_old_device_with_a_new_coordinator_and_new_devices_hears_what_it_knows(runs, method):
+def test_an_old_device_gets_only_messages_that_it_knows_from_a_new_coordinator(runs, method):
     mixed = runs((method, "old"))
     assert [not r for r in mixed.rejected] == [True] * 3 and not mixed.complaints
     assert keys_of([(h.kind, h.fields) for h in mixed.heard], SPOKEN) <= TO_ALL
@@ -182,7 +182,7 @@ def test_an_old_device_with_a_new_coordinator_and_new_devices_hears_what_it_know
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_learns_the_same_bits_whoever_of_its_devices_is_old(runs, method):
+def test_a_run_learns_the_same_bits_with_old_and_with_new_devices(runs, method):
     mixed, *others = (runs((method, who)) for who in ("old", "new", "all old"))
     assert len(mixed.answers) >= 6
     for other in others:
@@ -191,7 +191,7 @@ def test_a_run_learns_the_same_bits_whoever_of_its_devices_is_old(runs, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_codec_that_loses_nothing_teaches_the_same_bits_and_codes_nothing_of_an_old_device(runs, method):
+def test_a_lossless_codec_gives_the_same_bits_and_codes_no_update_of_an_old_device(runs, method):
     plain, coded = (runs((method, who)) for who in ("old", "old, by default"))
     assert coded.learned == plain.learned and not coded.complaints
     assert keys_of([(h.kind, h.fields) for h in coded.heard], SPOKEN) <= TO_ALL
@@ -204,14 +204,14 @@ def of(ran, device):
     return [found for _, phase, name, _, found in ran.answers if (phase, name) == ("train", device)]
 
 
-def test_the_new_device_beside_it_was_served_in_the_new_way(runs):
+def test_a_new_device_gets_tasks_that_use_follows_instead_of_a_manifest(runs):
     tasks = [h.fields for h in runs(("fedproto", "new")).heard if h.kind == "task"]
     assert [task["broadcast"] for task in tasks] == [None] * len(tasks)
     assert tasks[-1]["follows"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tmp_path, method):
+def test_new_devices_send_an_old_coordinator_the_same_updates_as_a_new_one(runs, tmp_path, method):
     before = runs((method, "no counts"))
     with Federation(tmp_path, *OURS, policy=TOGETHER) as f:
         old = OldCoordinator(f.credentials(COORDINATOR), receivers(f), RUN, before.plan, before.asks)
@@ -220,7 +220,7 @@ def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tm
         assert [f.wait_for_end(one) for one in ours] == [0, 0]
         assert not complaints(f, ours)
     answers = {place: hashlib.sha256(body).digest() for place, body in old.answers.items()}
-    # Only the answers of the newest rounds are kept.
+    # Only the updates of the newest rounds are kept.
     same = {(r, p, d): found for r, p, d, _, found in before.answers if d in OURS}
     assert len(answers) == 6 and same and same.items() <= answers.items()
     assert keys_of([(header["kind"], fields) for header, fields in old.heard], UPWARDS) <= TO_ALL
@@ -237,7 +237,7 @@ BEFORE_SUMS = {"1.0": (), "1.1": tuple(form for form in forms.DEVICE_FORMS if fo
 
 
 @pytest.mark.parametrize("version", BEFORE_SUMS)
-def test_a_run_of_masked_sums_refuses_an_old_device_with_the_reason_and_goes_on_without_it(tmp_path, version):
+def test_a_run_of_masked_sums_refuses_an_old_device_and_continues_without_it(tmp_path, version):
     """Other tests of this file show that the same devices serve a run without masked sums."""
     names = (*OURS, "three")
     sums = SecaggSettings(limit=64.0)

@@ -1,4 +1,4 @@
-"""A device of version 1.0 takes part in one run of a queue, beside devices that take part in two runs.
+"""A device of version 1.0 takes part in one run of a queue, together with devices that take part in two runs.
 
 The coordinator, the new devices and Mosquitto are real processes; a script plays the old device in bytes.
 """
@@ -38,9 +38,7 @@ def participants(operator, run):
     return {device for line in map(json.loads, lines) for device in line["participants"]}
 
 
-def test_an_old_device_takes_part_in_one_run_of_a_queue_and_that_run_has_the_bits_of_the_run_alone(
-    tmp_path, capsys
-):
+def test_a_run_of_a_queue_with_an_old_device_has_the_same_bits_as_the_run_alone(tmp_path, capsys):
     with Federation(tmp_path, "one", "two", "old") as f:
         service, operator = f.service(slots=2), Operator(f, capsys)
         f.wait_until(f.answers, "the service")

@@ -1,4 +1,4 @@
-"""A queue that came back from a backup goes on behind a device of this project and one of the first version."""
+"""A queue restored from an old backup continues with a device of this version and with one of version 1.0."""
 
 import shutil
 
@@ -11,7 +11,7 @@ from tests.hostile.test_run_queue import EXPERIMENT, Operator
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 
 
-def test_a_queue_of_a_backup_three_rounds_behind_goes_on_with_an_old_and_a_new_device(tmp_path, capsys):
+def test_a_queue_restored_from_a_backup_three_rounds_old_continues_with_its_devices(tmp_path, capsys):
     with Federation(tmp_path, "one", "two") as f:
         operator, limit = Operator(f, capsys), [1]
         coordinator = f.service()

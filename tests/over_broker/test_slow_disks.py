@@ -12,7 +12,7 @@ from benchmarks.measures.answers import Answers
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
-def test_no_answer_is_said_again_for_want_of_a_receipt_where_each_sync_takes_ten_milliseconds(tmp_path):
+def test_no_update_is_sent_again_if_each_sync_takes_ten_milliseconds(tmp_path):
     found = once(Answers(100, rounds=3, sync_seconds=0.01), this_tree(tmp_path))
     assert found["answers said again"] == 0
     assert found["syncs an answer"] > 0, "else the disk was not slow"

@@ -62,7 +62,7 @@ def foreign(fleet, called, classes=CLASSES):
     return made
 
 
-def test_it_is_one_short_file_and_imports_nothing_of_ours():
+def test_the_example_device_is_one_short_file_without_imports_of_protofleet():
     text = EXAMPLE.read_text()
     tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     named = [a.name for n in tree if isinstance(n, ast.Import) for a in n.names]
@@ -81,7 +81,7 @@ def verdicts(fleet, process):
 
 
 @pytest.mark.parametrize("method", with_own_arrays(methods.names()))
-def test_it_takes_part_to_its_end_in_a_run_with_each_set_of_kinds_of_arrays(fleet, method):
+def test_the_example_device_takes_part_in_a_whole_run_with_each_set_of_array_kinds(fleet, method):
     shared = CoordinatorLimits(
         domains={"folder": ("one", "two")}
     )  # FedDAP refuses a device with another domain.
@@ -97,50 +97,52 @@ def test_it_takes_part_to_its_end_in_a_run_with_each_set_of_kinds_of_arrays(flee
     assert "dropped" not in fleet.log_of(device)
     everyone = ["foreign", "one", "two"]
     if methods.load(method).Server.keeps_answers:
-        # No device is asked again, but for this one if no samples can have the statistics that it makes up.
+        # No device gets a second task, except this one if no samples can have the statistics that it makes up.
         assert trained in ([everyone], [everyone, ["foreign"]])
     else:
         assert trained == [everyone] * 2
 
 
-class Ear:
-    """A listener at a broker in hostile hands that drops some frames and opens the answers among them.
+class Interceptor:
+    """An interceptor at a hostile broker that drops some frames and decrypts the updates among them.
 
-    It can open them because the test has all keys.
+    It can decrypt them because the test has all keys.
     """
 
-    def __init__(self, fleet, deaf):
-        self.deaf, self.heard, self.raw = deaf, [], []
+    def __init__(self, fleet, drops):
+        self.drops, self.heard, self.raw = drops, [], []
         place = fleet.fleet.folder_of(COORDINATOR) / CURRENT
         self.secret = load_enrolled(place, time.time()).receive
         fleet.proxy.passes = self.passes
 
     def passes(self, frame):
-        if not self.deaf(frame):
+        if not self.drops(frame):
             return True
         self.raw.append(frame.data)
         self.heard.append(wire.opened(frame.data, self.secret) if frame.kind == "update" else frame)
         return False
 
 
-def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tmp_path):
+def test_the_example_device_sends_the_same_update_with_a_higher_boot_after_a_kill(tmp_path):
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
-        ear = Ear(f, lambda frame: frame.party == "foreign" and frame.kind == "update" and not frame.down)
+        interceptor = Interceptor(
+            f, lambda frame: frame.party == "foreign" and frame.kind == "update" and not frame.down
+        )
         coordinator = f.coordinator(method={"name": "fedproto"})
         f.device("one")
         device = foreign(f, "fedproto")
-        f.wait_until(lambda: ear.heard, "an answer")
+        f.wait_until(lambda: interceptor.heard, "an update")
         device.kill()
         device.start()
-        # An answer of the killed process may still arrive.
-        boot = ear.heard[0][0]["boot"]
-        f.wait_until(lambda: ear.heard[-1][0]["boot"] > boot, "the answer of the next start")
-        (first, said), (second, again) = ear.heard[0], ear.heard[-1]
+        # An update of the killed process may still arrive.
+        boot = interceptor.heard[0][0]["boot"]
+        f.wait_until(lambda: interceptor.heard[-1][0]["boot"] > boot, "the update of the next start")
+        (first, said), (second, again) = interceptor.heard[0], interceptor.heard[-1]
         assert again["arrays"] == said["arrays"] != wire.EMPTY and second["boot"] > first["boot"]
         assert [first[key] for key in ("run", "round", "phase", "base")] == [
             second[key] for key in ("run", "round", "phase", "base")
         ]
-        garbage = [b"", b"PF\x01", b"PF\x02", b"PF\x01\xff\xff" + bytes(80), ear.raw[0], bytes(5000)]
+        garbage = [b"", b"PF\x01", b"PF\x02", b"PF\x01\xff\xff" + bytes(80), interceptor.raw[0], bytes(5000)]
         for topic in ("coord/state", "down/foreign", "bcast/now"):
             for frame in garbage:
                 f.proxy.tell("foreign", f"protofleet/1/{f.name}/{topic}", frame)
@@ -150,7 +152,7 @@ def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tm
 
 
 @pytest.mark.parametrize(("method", "asked"), [("fedhp", True), ("fedavg", False), ("fedproto", False)])
-def test_it_tells_the_samples_of_its_classes_only_where_the_method_asks(tmp_path, method, asked):
+def test_the_example_device_states_class_counts_only_if_the_method_requests_them(tmp_path, method, asked):
     """This holds however often it gets a welcome.
 
     Here it gets one more, because the broker publishes its will.
@@ -170,13 +172,13 @@ def test_it_tells_the_samples_of_its_classes_only_where_the_method_asks(tmp_path
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         told = [hello for hello in hellos(f) if hello.get("counts")]
         assert bool(told) == asked and all(sum(hello["counts"]) == EXAMPLES for hello in told)
-        assert all(hello["plan"] for hello in told), "to nobody whose plan it does not know"
+        assert all(hello["plan"] for hello in told), "only in runs whose plan it knows"
         asks = {
             name: [w["about"].get("counts") for w in contents(f, name, said_to(f, name, "welcome"))]
             for name in BOTH
         }
         assert set(asks["foreign"]) == ({True} if asked else {None})
-        assert set(asks["one"]) == {None}, "it knows the method, and does not say the form"
+        assert set(asks["one"]) == {None}, "it knows the method, and does not list the form"
 
 
 def hellos(f):
@@ -188,30 +190,32 @@ def contents(f, receiver, frames):
     return [wire.opened(frame.data, secret)[1] for frame in frames]
 
 
-def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
+def test_the_example_device_requests_a_broadcast_that_was_lost(tmp_path):
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
-        ear = Ear(f, lambda frame: frame.party == "foreign" and frame.topic.endswith("/bcast/now"))
+        interceptor = Interceptor(
+            f, lambda frame: frame.party == "foreign" and frame.topic.endswith("/bcast/now")
+        )
         coordinator = f.coordinator(method={"name": "fedproto"})
         f.device("one")
         device = foreign(f, "fedproto")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
-        assert ear.heard and f.proxy.frames("want", "foreign")
+        assert interceptor.heard and f.proxy.frames("want", "foreign")
         assert len(verdicts(f, device)) == 2
 
 
 @pytest.mark.parametrize("who", ["one", "foreign"])
-def test_a_device_alone_is_sent_no_broadcast_that_is_its_own_answer(tmp_path, who):
-    """With FedAvg, the result of one answer is that answer. With a codec, an answer is not a broadcast."""
+def test_the_only_device_of_a_run_does_not_get_its_own_update_as_a_broadcast(tmp_path, who):
+    """With FedAvg, the result of one update is that update. With a codec, an update is not a broadcast."""
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=ALONE, rounds=3) as f:
         coordinator = f.coordinator(method={"name": "fedavg", "lr": 0.02}, codec="off")
         device = f.device("one") if who == "one" else foreign(f, "alone")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         answered = [frame.header["base"] for frame in f.proxy.frames("update", who, down=False)]
-        assert len(set(answered)) == 4, "each round is asked on another broadcast"
+        assert len(set(answered)) == 4, "each task has another broadcast"
         assert len(said_to(f, who, "block")) == 1 and not f.proxy.frames("want", who)
 
 
-def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
+def test_an_update_and_a_manifest_that_fit_no_packet_are_sent_in_blocks(tmp_path):
     small = ("max_packet_size 5120",)
     with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small) as f:
         coordinator = f.coordinator(method={"name": "fedavg"}, network=Network("mlp", feature_size=128))
@@ -221,7 +225,7 @@ def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
         assert [verdict for *_, verdict in verdicts(f, device)] == ["accepted"] * 2
 
 
-def test_a_refusal_ends_it_in_one_line(tmp_path):
+def test_a_refusal_ends_the_example_device_with_one_line(tmp_path):
     with Federation(tmp_path, "foreign", rounds=1) as f:
         f.coordinator()
         device = foreign(f, "fedavg", classes=CLASSES + 2)
@@ -236,7 +240,7 @@ def has_begun_at(f, called, boot):
     (folder / "memory").write_bytes(msgpack.packb([boot - 1, 0, 0, "", []]))
 
 
-def test_of_two_with_one_name_the_older_ends_and_says_nothing_in_the_name_of_the_other(tmp_path):
+def test_the_older_of_two_devices_with_one_name_ends_without_a_bye(tmp_path):
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
         coordinator, later = f.coordinator(method={"name": "fedproto"}), int(time.time()) + 1000
         has_begun_at(f, "later", later)
@@ -252,7 +256,7 @@ def test_of_two_with_one_name_the_older_ends_and_says_nothing_in_the_name_of_the
         assert f.proxy.frames("bye", "foreign")[0].header["boot"] > later, "its next start is above"
 
 
-def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
+def test_a_renewal_resets_the_boot_of_the_example_device(tmp_path):
     with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1) as f:
         coordinator = f.coordinator(method={"name": "fedproto"})
         has_begun_at(f, "ahead", int(time.time()) + 10 * 86_400)
@@ -266,7 +270,7 @@ def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
 
 
-def test_a_renewal_of_the_same_keys_makes_no_word_of_an_earlier_run_news(tmp_path):
+def test_the_example_device_drops_messages_of_an_earlier_run_after_a_renewal(tmp_path):
     with Federation(
         tmp_path,
         "foreign",
@@ -281,7 +285,7 @@ def test_a_renewal_of_the_same_keys_makes_no_word_of_an_earlier_run_news(tmp_pat
         f.proxy.passes = lambda frame: frame.kind != "update"
         summer = f.coordinator(name="summer")
         device.start()
-        f.wait_until(lambda: len(f.proxy.frames("update", "foreign")) > said, "an answer in the second run")
+        f.wait_until(lambda: len(f.proxy.frames("update", "foreign")) > said, "an update in the second run")
         device.kill()
         renewed(f, COORDINATOR)
         renewed(f, "foreign")
@@ -291,7 +295,7 @@ def test_a_renewal_of_the_same_keys_makes_no_word_of_an_earlier_run_news(tmp_pat
         until_connected(f, "foreign", before + 1)
         tell_again(f, "foreign", kept)
         f.proxy.tell("foreign", f"protofleet/1/{f.name}/coord/state", b"behind them")
-        f.wait_until(lambda: "dropped a frame" in f.log_of(device), "it to have heard them")
+        f.wait_until(lambda: "dropped a frame" in f.log_of(device), "the device to drop them")
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         assert {frame.header["run"] for frame in f.proxy.frames("hello", "foreign", down=False)[before:]} <= {

@@ -1,4 +1,4 @@
-"""The device of docs/examples/device.py in runs with a codec, beside a device of the product."""
+"""The device of docs/examples/device.py in runs with a codec, together with a device of protofleet."""
 
 import sys
 
@@ -95,7 +95,7 @@ class ProductCoder:
 
 
 @pytest.mark.parametrize("form", UP)
-def test_it_answers_in_the_bytes_that_the_product_would_send_and_all_are_accepted(tmp_path, form):
+def test_the_example_device_sends_the_same_coded_bytes_as_a_device_of_protofleet(tmp_path, form):
     codec, network = CodecSettings({"weights": UP[form]}, DOWN), Network("mlp", feature_size=40)
     settings = {"method": {"name": "fedavg", "lr": 0.02}, "codec": codec, "network": network}
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=ROUNDS) as f:
@@ -125,7 +125,7 @@ def test_it_answers_in_the_bytes_that_the_product_would_send_and_all_are_accepte
     assert after * TIMES[form] <= before
 
 
-def test_it_leaves_a_run_whose_codec_it_does_not_know_and_says_why(tmp_path):
+def test_the_example_device_leaves_a_run_with_an_unknown_codec_and_names_the_codec(tmp_path):
     with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
         f.coordinator(codec="safe")
         device = foreign(f, "safe")

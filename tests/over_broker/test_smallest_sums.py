@@ -46,9 +46,7 @@ def sums_in(notes, own):
 
 
 @pytest.mark.parametrize("lost_at", ["train.masked", "train.presence.masked"])
-def test_a_device_that_knows_the_page_alone_is_in_each_sum_although_another_device_falls_silent(
-    tmp_path, lost_at
-):
+def test_a_device_written_from_the_protocol_page_is_in_each_sum_despite_a_silent_device(tmp_path, lost_at):
     """The silent device misses all of the first round, so places in the roster are not places in the records.
 
     In the second round it has shared its keys, so the others reveal its masks.

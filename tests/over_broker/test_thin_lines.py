@@ -19,7 +19,7 @@ THIN, FAST = ("thin-1", "thin-2"), "fast"
 
 
 class Answers(Clockwork):
-    """An observer of the seconds from the question to each answer of the first round."""
+    """An observer of the seconds from the task to each update of the first round."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class Answers(Clockwork):
 
 
 @pytest.mark.slow
-def test_two_devices_on_thin_lines_answer_in_time_and_do_not_delay_a_third(tmp_path):
+def test_two_devices_on_slow_lines_finish_in_time_and_do_not_delay_a_third(tmp_path):
     plan, answers, line = plan_of(MEGABYTES, rounds=1, steps=1), Answers(), Line()
     (tmp_path / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
     policy = Policy(quorum=3, cohort=3, settle_seconds=600.0, patience_seconds=1200.0)
@@ -52,8 +52,8 @@ def test_two_devices_on_thin_lines_answer_in_time_and_do_not_delay_a_third(tmp_p
             conduct(tmp_path, plan, policy, address, answers)
     assert answers.up >= 3 * 0.99e6 * MEGABYTES
     one_way = 8e6 * MEGABYTES / line.bits_per_second
-    assert max(answers.seconds[name] for name in THIN) <= 1.5 * 2 * one_way, "the model down, the answer up"
-    assert answers.seconds[FAST] < one_way / 2, "before a thin line has brought half of the model"
+    assert max(answers.seconds[name] for name in THIN) <= 1.5 * 2 * one_way, "the model down, the update up"
+    assert answers.seconds[FAST] < one_way / 2, "before a slow line has transferred half of the model"
     for device, progress, after in answers.progress:
         left = answers.seconds[device] - after
         assert progress.seconds_left == pytest.approx(left, rel=0.5, abs=2.0)

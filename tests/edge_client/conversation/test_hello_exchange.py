@@ -29,7 +29,7 @@ def parts(tmp_path):
     return parts
 
 
-def test_a_connection_is_announced_and_greeted_and_its_loss_ends_the_hellos(tmp_path):
+def test_a_device_sends_state_and_hello_on_connect_and_no_hello_after_disconnect(tmp_path):
     parts = AgentParts(tmp_path)
     parts.hellos.connected()
     assert parts.link.taken() == ["State", "Hello"] and parts.context.connected
@@ -37,7 +37,7 @@ def test_a_connection_is_announced_and_greeted_and_its_loss_ends_the_hellos(tmp_
     assert parts.hellos.next_at == NEVER and not parts.context.connected
 
 
-def test_a_device_tells_of_its_machine_once_on_each_connection(parts):
+def test_only_the_first_hello_of_a_connection_describes_the_machine(parts):
     said = []
     sender = HelloSender(parts.link, shard(0), parts.state, "0.1.0", about="0.1.0, torch; a board")
     parts.link.send = lambda hello: said.append(hello.software)
@@ -59,9 +59,7 @@ def test_a_device_tells_of_its_machine_once_on_each_connection(parts):
         ([Welcome(b""), State(True, HERE)], HELLO_SECONDS, HELLO_SECONDS),
     ],
 )
-def test_hellos_are_seldom_only_where_the_coordinator_knows_the_device_and_says_whom_it_misses(
-    parts, heard, least, most
-):
+def test_hellos_are_rare_only_after_a_welcome_and_a_here_with_the_round_status(parts, heard, least, most):
     parts.hellos.received(State(True), EPOCH)
     parts.hellos.send()
     for message in heard:
@@ -79,21 +77,21 @@ def pauses(parts, number):
     return found
 
 
-def test_hellos_that_nobody_answers_are_said_ever_more_seldom(parts):
+def test_the_pause_between_hellos_doubles_while_no_answer_arrives(parts):
     for number, pause in enumerate(pauses(parts, 9)):
         longest = min(HELLO_SECONDS * 2**number, QUIET_SECONDS)
         assert longest / 2 <= pause <= longest
 
 
 @pytest.mark.parametrize("message", [State(True), Task(1, "train", None, 0.0), Refusal("no")])
-def test_after_a_birth_a_task_or_a_refusal_the_pauses_are_short_again(parts, message):
+def test_a_birth_a_task_or_a_refusal_makes_the_pause_between_hellos_short_again(parts, message):
     parts.hellos.received(State(True), EPOCH)
     assert pauses(parts, 6)[-1] > 2 * HELLO_SECONDS
     parts.hellos.received(message, EPOCH)
     assert parts.hellos.next_at <= parts.context.now + HELLO_SECONDS
 
 
-def test_no_other_message_makes_the_pauses_short_again(parts):
+def test_a_here_or_a_receipt_does_not_shorten_the_pause_between_hellos(parts):
     parts.hellos.received(State(True), EPOCH)
     pauses(parts, 6)
     due = parts.hellos.next_at
@@ -119,40 +117,40 @@ def reconnected(folder, number, waited_for, welcomed=True):
         return 100.0
     parts.hellos.received(Welcome(b""), EPOCH)
     parts.hellos.send()
-    assert not parts.link.taken(), "whatever is heard, not before its turn"
+    assert not parts.link.taken(), "a welcome does not make the hello earlier"
     parts.context.now = due = parts.hellos.next_at
     parts.hellos.send()
     assert parts.link.taken() == ["Hello"]
     return due
 
 
-def test_a_device_whose_hello_may_be_lost_says_it_at_once_over_a_new_connection(tmp_path):
+def test_a_device_without_a_welcome_sends_its_hello_at_once_after_a_reconnect(tmp_path):
     assert {reconnected(tmp_path, number, False, welcomed=False) for number in range(10)} == {100.0}
 
 
-def test_after_a_broker_lost_all_connections_the_hellos_of_a_fleet_are_spread_over_seconds(tmp_path):
+def test_the_hellos_of_a_fleet_are_spread_over_seconds_after_all_connections_are_lost(tmp_path):
     """No second has most of the hellos."""
     times = sorted(reconnected(tmp_path, number, waited_for=False) for number in range(60))
     assert times[-1] - times[0] > 0.8 * SPREAD_SECONDS and times[-1] <= 100.0 + SPREAD_SECONDS
     assert max(Counter(int(at) for at in times).values()) < 40
 
 
-def test_a_device_whose_work_is_waited_for_says_hello_as_soon_as_it_is_connected_again(tmp_path):
+def test_a_device_sends_hello_at_once_after_a_reconnect_if_the_round_waits_for_it(tmp_path):
     assert reconnected(tmp_path, 0, waited_for=True) == 100.0
 
 
-def test_a_coordinator_that_is_heard_for_the_first_time_is_greeted_at_once(parts):
+def test_a_device_sends_hello_at_once_after_a_message_of_a_new_epoch(parts):
     parts.hellos.received(State(True), EPOCH)
     parts.hellos.send()
     parts.hellos.received(Receipt(1, "train", "accepted"), EPOCH + 1)
     assert parts.hellos.next_at == 100.0
 
 
-def test_while_paused_no_hello_is_sent_and_one_is_due_as_soon_as_work_is_taken_again(parts):
+def test_a_paused_device_sends_no_hello_until_it_resumes(parts):
     parts.run.welcomed(EPOCH)
     parts.hellos.pause("too hot")
     parts.hellos.pause("too hot")
-    assert parts.link.taken() == ["Bye"], "said once"
+    assert parts.link.taken() == ["Bye"], "sent once"
     parts.hellos.send()
     assert parts.link.taken() == [] and parts.hellos.next_at == NEVER
     parts.context.now = 200.0
@@ -162,7 +160,7 @@ def test_while_paused_no_hello_is_sent_and_one_is_due_as_soon_as_work_is_taken_a
     assert parts.link.taken() == ["Hello"]
 
 
-def test_whatever_is_heard_no_hello_is_sent_before_a_pause_after_a_failure_is_over(parts):
+def test_no_hello_is_sent_during_the_pause_after_a_failure(parts):
     seconds = parts.hellos.back_off()
     parts.hellos.received(State(True), EPOCH)
     assert parts.hellos.next_at == 100.0 + seconds
@@ -172,12 +170,12 @@ def test_whatever_is_heard_no_hello_is_sent_before_a_pause_after_a_failure_is_ov
 
 def test_a_refusal_of_the_last_hello_ends_the_device(parts):
     last = (BOOT, parts.link.last_sequence)
-    parts.hellos.refused(Refusal("nobody knows it", answers=last))
-    assert parts.context.problem == "the coordinator refuses this device: nobody knows it"
+    parts.hellos.refused(Refusal("an unknown name", answers=last))
+    assert parts.context.problem == "the coordinator refuses this device: an unknown name"
 
 
 @pytest.mark.parametrize("refusal", [Refusal("old", answers=(BOOT, 10**6)), Refusal("old", boot=BOOT)])
-def test_a_refusal_of_another_hello_or_of_another_process_ends_nobody(parts, refusal):
+def test_a_refusal_of_another_hello_or_an_earlier_process_does_not_end_the_device(parts, refusal):
     parts.hellos.refused(refusal)
     assert not parts.context.finished
 
@@ -191,7 +189,7 @@ def test_a_refusal_that_names_no_hello_ends_the_device_when_the_next_hello_is_re
     assert parts.context.finished
 
 
-def test_a_receipt_contradicts_an_earlier_refusal(parts):
+def test_a_receipt_cancels_an_earlier_refusal(parts):
     parts.hellos.refused(Refusal("no"))
     parts.hellos.received(Receipt(1, "train", "accepted"), EPOCH)
     parts.context.now = 200.0
@@ -200,6 +198,6 @@ def test_a_receipt_contradicts_an_earlier_refusal(parts):
     assert not parts.context.finished
 
 
-def test_a_later_process_of_the_same_name_ends_this_one(parts):
+def test_a_refusal_that_names_a_later_boot_ends_the_device(parts):
     parts.hellos.refused(Refusal("another process", boot=BOOT + 1))
     assert parts.context.finished

@@ -1,4 +1,4 @@
-"""Devices seldom say hello if the coordinator names those it waits for, and at the end no device is left waiting."""
+"""Devices send few hellos if the coordinator names the devices it waits for, and no device waits after the end."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +28,7 @@ def honest(tmp_path_factory):
     return simulation(tmp_path_factory.mktemp("honest"), "fedavg").run()
 
 
-class Ear:
+class EnvelopeLog:
     """A record of all envelopes with the times of sending; the broker loses those that `drops` selects."""
 
     def __init__(self, run, drops=lambda header, topic: False):
@@ -52,63 +52,63 @@ def gaps(times):
 
 
 def waiting_for_one(folder):
-    """Run a round in which two devices answer and the third never ends its work.
+    """Run a round in which two devices send updates and the third never ends its work.
 
-    Return the ear, which has heard the envelopes from the moment of the ask to second 3000.
+    Return the log of the envelopes from the task to second 3000.
     """
     run = simulation(folder, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False
-    ear = Ear(run)
+    log = EnvelopeLog(run)
     run.clock.call_at(3000.0, lambda: None)
     run.run(until=lambda: run.clock.now >= 3000.0)
-    return ear
+    return log
 
 
-def test_a_device_that_nobody_waits_for_says_hello_every_ten_minutes_or_a_little_sooner(tmp_path):
-    ear = waiting_for_one(tmp_path)
-    hellos = ear.times("hello", "device-0")
+def test_a_device_that_has_sent_its_update_sends_hello_about_every_ten_minutes(tmp_path):
+    log = waiting_for_one(tmp_path)
+    hellos = log.times("hello", "device-0")
     assert 3 <= len(hellos) <= 6
     assert all(LEAST_OF_QUIET * QUIET_SECONDS <= pause <= QUIET_SECONDS for pause in gaps(hellos)), hellos
-    others = ear.times("hello", "device-1")
+    others = log.times("hello", "device-1")
     assert not set(map(round, hellos[1:])) & set(map(round, others[1:])), "each at its own time"
 
 
-def test_a_device_that_is_at_work_on_the_question_sends_few_hellos_too(tmp_path):
-    ear = waiting_for_one(tmp_path)
-    assert len(ear.times("hello", "device-2")) <= 5
+def test_a_device_that_works_on_its_task_sends_few_hellos(tmp_path):
+    log = waiting_for_one(tmp_path)
+    assert len(log.times("hello", "device-2")) <= 5
 
 
-def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp_path):
+def test_a_device_outside_the_cohort_sends_few_hellos(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(SLOW, quorum=2, cohort=2, gather=3))
     run.run(until=lambda: run.service.run.machine.asked == "train")
     asked = run.service.run.machine.cohort
     (outside,) = set(run.agents) - set(asked)
     for device in asked:
         run.workers[device].alive = False
-    ear = Ear(run)
+    log = EnvelopeLog(run)
     run.clock.call_at(3000.0, lambda: None)
     run.run(until=lambda: run.clock.now >= 3000.0)
-    hellos = ear.times("hello", outside)
+    hellos = log.times("hello", outside)
     assert 3 <= len(hellos) <= 9, hellos
 
 
-def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
+def test_devices_send_many_hellos_if_here_messages_lack_the_round_status(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "protofleet.coordinator.participants.Participants.round_status", lambda participants: None
     )
-    ear = waiting_for_one(tmp_path)
-    assert len(ear.times("hello", "device-0")) > 150
+    log = waiting_for_one(tmp_path)
+    assert len(log.times("hello", "device-0")) > 150
 
 
 @pytest.mark.parametrize("words_lost", [0, 1, 2])
-def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path, honest, words_lost):
+def test_a_device_sends_hello_at_the_next_here_after_its_task_was_lost(tmp_path, honest, words_lost):
     run, lost = simulation(tmp_path, "fedavg"), []
     run.work_seconds = LONG
     for worker in run.workers.values():
         worker.seconds = LONG
 
-    def first_of_round_2_and_what_is_said_of_it(header, topic):
+    def first_task_of_round_2_and_later_heres(header, topic):
         task = header.kind == "task" and header.round == 2 and topic.endswith("device-1")
         here = topic == run.topics.coord_state and lost
         if (task and not lost) or (here and len(lost) <= words_lost):
@@ -116,14 +116,14 @@ def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path,
             return True
         return False
 
-    ear = Ear(run, first_of_round_2_and_what_is_said_of_it)
+    log = EnvelopeLog(run, first_task_of_round_2_and_later_heres)
     run.run()
-    asked = min(at for at in ear.times("hello", "device-1") if at > lost[0])
+    asked = min(at for at in log.times("hello", "device-1") if at > lost[0])
     assert asked - lost[0] == pytest.approx(2**words_lost * ASK_SECONDS, abs=0.1)
     assert_same(honest, run)
 
 
-def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tmp_path, honest):
+def test_the_coordinator_sends_a_lost_finished_message_again(tmp_path, honest):
     run, lost = simulation(tmp_path, "fedavg"), []
     run.work_seconds = LONG
     for worker in run.workers.values():
@@ -138,47 +138,47 @@ def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tm
             return True
         return False
 
-    Ear(run, drops)
+    EnvelopeLog(run, drops)
     run.run()
     assert run.service.finished and all(agent.finished for agent in run.agents.values())
     assert run.clock.now - lost[0] == pytest.approx(AGAIN_SECONDS, abs=0.1)
     assert_same(honest, run)
 
 
-def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_path):
-    """All state messages of the coordinator are lost, and the device gets no second one."""
+def test_a_device_sends_hello_after_a_long_time_without_a_here(tmp_path):
+    """All messages of the coordinator are lost from second 100."""
     run = simulation(tmp_path, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.run.machine.asked == "train")
     run.clock.call_at(100.0, lambda: None)
     run.workers["device-2"].alive = False
     run.run(until=lambda: run.clock.now >= 100.0)
     quiet = run.agents["device-0"]
-    ear = Ear(run, lambda header, topic: header.sender == "coordinator")
-    run.run(until=lambda: ear.times("hello", "device-0"))
+    log = EnvelopeLog(run, lambda header, topic: header.sender == "coordinator")
+    run.run(until=lambda: log.times("hello", "device-0"))
     assert run.clock.now == pytest.approx(61.0 + HEARD_SECONDS, abs=1), "the last `here` was at 61"
     assert not quiet.finished and HEARD_SECONDS < STAY_SECONDS
 
 
-def test_a_coordinator_whose_devices_are_told_leaves_at_once(tmp_path, honest):
+def test_a_coordinator_ends_at_once_after_all_devices_have_finished(tmp_path, honest):
     last = max(agent.state.last_round for agent in honest.agents.values())
     assert last and honest.service.finished and all(agent.finished for agent in honest.agents.values())
     run = simulation(tmp_path, "fedavg")
-    ear = Ear(run)
+    log = EnvelopeLog(run)
     run.run()
-    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    ended = [at for at, header, _ in log.heard if header.kind == "finished"][0]
     assert run.clock.now - ended < 0.1
 
 
-def test_a_device_that_died_at_the_end_holds_its_coordinator_up_for_no_longer_than_it_stays(tmp_path):
+def test_a_coordinator_waits_a_limited_time_for_a_lost_bye(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    ear = Ear(run, lambda header, topic: header.kind == "bye" and header.sender == "device-1")
+    log = EnvelopeLog(run, lambda header, topic: header.kind == "bye" and header.sender == "device-1")
     run.run()
-    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    ended = [at for at, header, _ in log.heard if header.kind == "finished"][0]
     assert run.service.finished and run.clock.now - ended == pytest.approx(STAY_SECONDS, abs=1)
 
 
-def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
-    """Every device hears the common topic, and two of three are asked in each round."""
+def test_broadcast_blocks_for_other_devices_are_not_rejected(tmp_path):
+    """Every device subscribes to the common topic, and two of three devices get a task in each round."""
     rules = replace(POLICY, rounds=6, quorum=2, cohort=2)
     run = simulation(tmp_path, "fedavg", policy=rules).run()
     meters = [agent.link.meter.snapshot() for agent in run.agents.values()]
@@ -186,7 +186,7 @@ def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
     assert not [meter.rejected for meter in meters if sum(meter.rejected.values())]
 
 
-def test_a_hello_without_a_welcome_is_said_again_within_15_s_whatever_else_is_heard():
+def test_a_hello_without_a_welcome_is_repeated_within_15_s_even_if_heres_arrive():
     timer = HelloTimer("device-0")
     timer.coordinator_is(1)
     timer.hello_sent(100.0)

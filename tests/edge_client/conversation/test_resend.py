@@ -1,4 +1,4 @@
-"""A device takes an answer as delivered only when it has the receipt; a PUBACK is no receipt."""
+"""A device treats an update as delivered only after its receipt; a PUBACK is not enough."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from tests.edge_client.agent_parts import AgentParts
 from tests.support.small_federation import assert_same, simulation
 
 
-def test_an_answer_is_said_again_ever_more_rarely():
+def test_an_update_without_a_receipt_is_sent_again_at_growing_intervals():
     pending, now, pauses = PendingAnswer(Answer("", 1, "train", "", "", 5, {}), 0.0), 0.0, []
     for _ in range(7):
         pending.sent(now)
@@ -20,7 +20,7 @@ def test_an_answer_is_said_again_ever_more_rarely():
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, LONGEST_RESEND_SECONDS]
 
 
-def test_after_a_late_receipt_the_next_answer_waits_four_times_as_long_before_it_is_said_again(tmp_path):
+def test_the_resend_time_after_a_late_receipt_is_four_times_the_delay_of_the_receipt(tmp_path):
     parts, answer = AgentParts(tmp_path), Answer("", 1, "train", "", "", 5, {})
     for seconds, pause in ((0.1, 5.0), (8.0, 5.0), (1.0, 32.0), (20.0, 5.0), (0.1, LONGEST_RESEND_SECONDS)):
         parts.tasks.delivery.start(answer, 100.0)
@@ -29,8 +29,8 @@ def test_after_a_late_receipt_the_next_answer_waits_four_times_as_long_before_it
         parts.tasks.delivery.received(Receipt(1, "train", "accepted"), 100.0 + seconds)
 
 
-def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_asks(tmp_path):
-    """The next hello, 15 s after the last message that was heard, would bring the task again. This is sooner."""
+def test_an_update_that_the_broker_loses_is_sent_again_before_the_next_hello(tmp_path):
+    """The next hello, 15 s after the last received message, would get the task again. The resend is sooner."""
     honest = simulation(tmp_path / "honest", "fedavg").run()
     run = simulation(tmp_path / "lossy", "fedavg")
     publish, said = run.broker.publish, []
@@ -51,7 +51,7 @@ def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_as
     assert_same(honest, run)
 
 
-def test_a_question_that_comes_again_finds_its_answer_also_after_a_reboot(tmp_path):
+def test_a_repeated_task_gets_the_stored_update_also_after_a_reboot(tmp_path):
     question, other = "12" * 32, "34" * 32
     state = DeviceState(tmp_path, durable=False)
     state.begin("spring", "ab" * 32)

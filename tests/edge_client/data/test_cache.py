@@ -1,4 +1,4 @@
-"""A cached file is whole, right, and made only once, even if several processes come at the same time."""
+"""A cached file is complete, correct and built only once, even if several processes need it at the same time."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def same(found):
     return all((found[name] == ARRAYS[name]).all() for name in ARRAYS)
 
 
-def test_it_is_built_once_and_read_from_then_on(tmp_path):
+def test_a_cached_file_is_built_once_and_then_read(tmp_path):
     build = Builder()
     for _ in range(3):
         assert same(cached(tmp_path / "new" / "a.npz", checksum(ARRAYS), build))
@@ -55,7 +55,7 @@ def test_a_whole_file_with_other_content_is_built_again(tmp_path):
     assert same(cached(tmp_path / "a.npz", checksum(ARRAYS), Builder()))
 
 
-def test_a_failed_build_leaves_nothing_behind(tmp_path):
+def test_a_failed_build_leaves_only_the_lock_file(tmp_path):
     def fail():
         raise DataError("no")
 
@@ -64,7 +64,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
 
 
-def test_a_failed_write_leaves_no_half_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_partial_file(tmp_path, monkeypatch):
     def full(file, **arrays):
         file.write(b"half of it")
         raise OSError(28, "No space left on device")
@@ -77,7 +77,7 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_the_error_names_a_cache_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"file.a\.lock cannot be written.*data\.root.*PROTOFLEET_DATA"):
         cached(tmp_path / "file" / "a.npz", checksum(ARRAYS), Builder())
@@ -85,7 +85,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
 BUILD_SLOWLY = """
     import sys, time, types
-    torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # a second saved
+    torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # this saves a second
     import numpy as np
     from pathlib import Path
     from protofleet.edge_client.data.cache import cached, checksum
@@ -104,7 +104,7 @@ BUILD_SLOWLY = """
 """
 
 
-def test_processes_that_come_together_wait_for_the_one_that_builds(tmp_path):
+def test_processes_that_need_the_same_file_wait_for_the_one_that_builds_it(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(BUILD_SLOWLY), str(tmp_path)]
     together = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) for _ in range(4)]
     for process in together:
@@ -114,7 +114,7 @@ def test_processes_that_come_together_wait_for_the_one_that_builds(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.npz", "a.lock", "builds.txt"}
 
 
-def test_the_environment_moves_the_default_folder(monkeypatch, tmp_path):
+def test_an_environment_variable_sets_the_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path))
     assert default_folder() == tmp_path
     monkeypatch.delenv("PROTOFLEET_DATA")

@@ -1,4 +1,4 @@
-"""Each source knows the names of its classes without reading a picture, and they equal those of its data."""
+"""Each source returns the names of its classes without reading a picture, and they equal the names in its data."""
 
 import logging
 
@@ -17,7 +17,7 @@ def settings(root, **more):
     return DataSettings(source="folder", root=str(root), size=8, **more)
 
 
-def test_every_source_says_names_without_its_pictures_or_knows_them_from_its_files():
+def test_each_source_names_its_classes_without_loading_pictures():
     for name in names():
         source = SOURCES[name]
         reads = source.class_names.__module__ != "protofleet.edge_client.data.sources.source"
@@ -25,12 +25,12 @@ def test_every_source_says_names_without_its_pictures_or_knows_them_from_its_fil
 
 
 @pytest.mark.parametrize("source", ["digits", "mnist", "usps", "svhn"])
-def test_digits_are_called_0_to_9_whatever_their_source(source, tmp_path):
+def test_the_classes_of_each_digit_source_are_named_0_to_9(source, tmp_path):
     domain = "street" if source == "digits" else source
     assert class_names(DataSettings(source=source, root=str(tmp_path), domain=domain)) == DIGITS
 
 
-def test_what_is_loaded_is_called_as_was_said_before(tmp_path):
+def test_loaded_data_has_the_class_names_that_were_found_without_loading(tmp_path):
     write_mnist(tmp_path / "mnist", 40, 20)
     write_class_folders(tmp_path / "pets", PETS)
     for made in (
@@ -43,14 +43,14 @@ def test_what_is_loaded_is_called_as_was_said_before(tmp_path):
         assert shard.names == class_names(made) and len(shard.names) == shard.classes
 
 
-def test_halves_of_a_data_set_are_no_classes(tmp_path):
+def test_the_folders_train_and_test_are_not_classes(tmp_path):
     for half in ("train", "test"):
         write_class_folders(tmp_path / half, PETS)
     assert class_names(settings(tmp_path)) == load_shard(settings(tmp_path)).names == ("cat", "dog", "owl")
 
 
 @pytest.mark.parametrize("name", ["x" * 65, "owl\x1b[2J"])
-def test_names_that_cannot_be_said_are_not_said_and_the_data_can_still_be_used(tmp_path, caplog, name):
+def test_data_with_an_invalid_class_name_is_used_without_class_names(tmp_path, caplog, name):
     write_class_folders(tmp_path, {"cat": 10, "dog": 10, name: 10})
     with caplog.at_level(logging.WARNING):
         shard = load_shard(settings(tmp_path))

@@ -25,7 +25,7 @@ def digits(cache, domain="", **more):
 
 
 @pytest.mark.parametrize("domain", few(domains("digits"), 2))
-def test_every_domain_is_built_checked_and_kept(cache, domain):
+def test_a_domain_has_all_classes_and_is_the_same_when_loaded_again(cache, domain):
     found = digits(cache, domain)
     assert found.classes == 10 and found.train.x.shape[1:] == (3, 32, 32)
     assert found.counts().min() > 100 and set(found.test.y.tolist()) == set(range(10))
@@ -33,7 +33,7 @@ def test_every_domain_is_built_checked_and_kept(cache, domain):
     assert torch.equal(found.train.x, again.train.x) and torch.equal(found.test.y, again.test.y)
 
 
-def test_a_damaged_file_in_the_cache_is_noticed_and_built_again(cache):
+def test_a_damaged_cached_file_is_built_again(cache):
     first = digits(cache, "optdigits")
     (path,) = cache.glob("optdigits-*.npz")
     whole = path.read_bytes()
@@ -45,9 +45,7 @@ def test_a_damaged_file_in_the_cache_is_noticed_and_built_again(cache):
 
 
 @pytest.mark.parametrize("split", ["domain", "iid", "dirichlet"])
-def test_a_share_of_what_was_loaded_before_has_the_bits_of_one_that_is_loaded_alone(
-    cache, split, monkeypatch
-):
+def test_a_share_of_preloaded_data_equals_a_share_that_is_loaded_alone(cache, split, monkeypatch):
     data = DataSettings(root=str(cache), domain="mfeat", split=split, parts=3, test_samples=50)
     before = Shards()
     before.load_common(data)
@@ -67,7 +65,7 @@ def keys(part):
 
 
 @pytest.mark.parametrize("split", ["domain", "iid", "dirichlet"])
-def test_shares_are_disjoint_and_cover_everything(cache, split):
+def test_shares_are_disjoint_and_cover_all_training_samples(cache, split):
     whole = sorted(keys(digits(cache, "mfeat", validation=0.0).train))
     parts = [
         keys(digits(cache, "mfeat", validation=0.0, split=split, part=i, parts=4, seed=3).train)
@@ -77,14 +75,14 @@ def test_shares_are_disjoint_and_cover_everything(cache, split):
     assert sum(len(set(p)) for p in parts) == len(set(whole))
 
 
-def test_training_validation_and_test_never_share_a_picture(cache):
+def test_training_validation_and_test_have_no_common_picture(cache):
     found = digits(cache, "synth", samples=600, validation=0.2)
     train, validation, test = (set(keys(p)) for p in (found.train, found.validation, found.test))
     assert not train & validation and not train & test and not validation & test
     assert len(found.train.y) + len(found.validation.y) == 600 and abs(len(found.validation.y) - 120) <= 1
 
 
-def test_a_smaller_beta_is_more_skewed(cache):
+def test_a_smaller_beta_gives_more_skewed_shares(cache):
     def skew(beta):
         shares = [
             digits(cache, "optdigits", split="dirichlet", beta=beta, part=i, parts=4, seed=1)
@@ -117,7 +115,7 @@ def test_impossible_settings_are_refused_with_their_value(wrong):
 @given(
     parts=st.integers(1, 6), seed=st.integers(0, 99), split=st.sampled_from(["domain", "iid", "dirichlet"])
 )
-def test_any_client_gets_what_it_got_before(cache, parts, seed, split):
+def test_the_same_settings_give_a_client_the_same_samples(cache, parts, seed, split):
     wanted = {"split": split, "parts": parts, "part": parts - 1, "seed": seed, "beta": 5.0, "samples": 40}
     one, other = digits(cache, "optdigits", **wanted), digits(cache, "optdigits", **wanted)
     assert torch.equal(one.train.x, other.train.x) and torch.equal(one.validation.y, other.validation.y)

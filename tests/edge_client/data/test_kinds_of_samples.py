@@ -23,7 +23,7 @@ from protofleet.protocol.storage.disk import Disk
 @pytest.mark.parametrize(
     ("source", "width", "rows"), [("breast_cancer", 30, 569), ("iris", 4, 150), ("wine", 13, 178)]
 )
-def test_a_table_of_scikit_learn_is_vectors_on_one_scale(source, width, rows):
+def test_scikit_learn_tables_are_loaded_as_vectors_on_one_scale(source, width, rows):
     settings = DataSettings(source, own_test=None, validation=0.0)
     shard = load_shard(settings)
     assert settings.input_shape == InputShape((width,)) and shard.train.x.dtype == torch.float32
@@ -33,7 +33,7 @@ def test_a_table_of_scikit_learn_is_vectors_on_one_scale(source, width, rows):
     assert every.mean(0).abs().max() < 0.1 and (every.std(0) - 1).abs().max() < 0.1
 
 
-def test_the_numbers_of_a_table_are_those_of_its_file():
+def test_a_loaded_table_has_the_numbers_of_its_file():
     settings = DataSettings("iris", validation=0.0)
     rows = [
         line.split(",")
@@ -47,7 +47,7 @@ def test_the_numbers_of_a_table_are_those_of_its_file():
         assert abs(np.array(near) - (x * by + offset)).max() < 1e-5 and known[near] == y
 
 
-def test_a_table_of_ones_own_has_its_classes_from_its_last_column(tmp_path):
+def test_the_last_column_of_a_users_table_gives_the_classes(tmp_path):
     lines = ["length,width,kind"] + [f"{i},{i * 2.5},{'ab'[i % 2]}" for i in range(20)]
     (tmp_path / "fish.csv").write_text("\n".join(lines))
     settings = DataSettings("table", str(tmp_path), "fish", shape=(2,), scale=Scale((10.0,), (5.0, 25.0)))
@@ -74,14 +74,14 @@ def test_a_table_of_ones_own_has_its_classes_from_its_last_column(tmp_path):
         ("", "has no rows; rows are looked for in <root>/<domain>.csv"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_named_with_its_line(tmp_path, text, told):
+def test_the_error_for_an_unusable_table_names_the_file_and_the_fault(tmp_path, text, told):
     (tmp_path / "data.csv").write_text(text)
     with pytest.raises(DataError, match=told) as said:
         load_shard(DataSettings("table", str(tmp_path), shape=(2,)))
     assert str(tmp_path / "data.csv") in str(said.value) and "\n" not in str(said.value)
 
 
-def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(tmp_path):
+def test_arrays_of_series_stay_unchanged_and_arrays_of_images_become_pixels(tmp_path):
     x = np.random.default_rng(0).normal(size=(30, 6, 128)).astype(np.float32)
     np.savez(tmp_path / "watch.npz", x=x, y=np.array(["walk", "run", "sit"] * 10))
     series = load_shard(DataSettings("arrays", str(tmp_path), "watch", shape=(6, 128), validation=0.0))
@@ -100,7 +100,7 @@ def test_arrays_of_series_are_as_they_are_and_images_of_any_channels_are_pixels(
     )
 
 
-def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(tmp_path):
+def test_bytes_are_numbers_in_a_run_of_series_and_grey_pixels_in_a_run_of_images(tmp_path):
     """Sensors of 8 bits give such bytes. Earlier they were taken for pictures, and a run could not use them."""
     x = np.random.default_rng(2).integers(0, 256, (40, 3, 28), np.uint8)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(40) % 2)
@@ -125,13 +125,13 @@ def test_bytes_are_numbers_to_a_run_of_series_and_grey_pixels_to_one_of_images(t
         ((8, 9, 3), (216,), r"uint8 \[8, 9, 3\], and the settings ask for vectors .* set data.shape = \[3, height"),
     ],
 )  # fmt: skip
-def test_pixels_of_another_form_than_the_settings_say_how_they_must_be(tmp_path, x, shape, told):
+def test_the_error_for_pixels_with_another_shape_states_the_right_shape(tmp_path, x, shape, told):
     np.savez(tmp_path / "data.npz", x=np.zeros((20, *x), np.uint8), y=np.arange(20) % 2)
     with pytest.raises(DataError, match=told):
         load_shard(DataSettings("arrays", str(tmp_path), shape=shape))
 
 
-def test_pixels_take_no_scale_and_are_not_mixed_with_other_numbers(tmp_path):
+def test_pixels_with_a_scale_or_mixed_with_floats_are_refused(tmp_path):
     """Earlier there was no message: the scale had no effect, and the test had other numbers than the training."""
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
@@ -144,7 +144,7 @@ def test_pixels_take_no_scale_and_are_not_mixed_with_other_numbers(tmp_path):
         load_shard(DataSettings("arrays", str(tmp_path), "b", shape=(3, 8, 8)))
 
 
-def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_said(tmp_path, caplog):
+def test_inbox_samples_of_another_type_than_the_data_are_left_out_and_logged(tmp_path, caplog):
     pixels = np.random.default_rng(1).integers(0, 256, (20, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(20) % 2)
     settings = DataSettings("arrays", str(tmp_path), "a", shape=(3, 8, 8), own_test=0.2)
@@ -160,7 +160,7 @@ def test_samples_of_an_inbox_that_are_otherwise_than_the_data_are_left_out_and_s
     )
 
 
-def test_pictures_come_in_any_height_and_width(tmp_path):
+def test_pictures_are_loaded_at_any_height_and_width(tmp_path):
     for i in range(10):
         folder = tmp_path / "ab"[i % 2]
         folder.mkdir(exist_ok=True)
@@ -211,7 +211,7 @@ def test_pictures_come_in_any_height_and_width(tmp_path):
         ),
     ],
 )
-def test_what_a_source_cannot_give_is_refused_before_anything_is_read(data, told):
+def test_settings_refuse_a_shape_or_scale_that_the_source_cannot_give(data, told):
     with pytest.raises(SettingsError, match=told):
         decode(DeviceSettings, {"name": "a", "data": data})
 
@@ -233,23 +233,23 @@ def test_what_a_source_cannot_give_is_refused_before_anything_is_read(data, told
         ({"x": np.zeros((4, 6, 8)), "y": np.zeros(4)}, "y is float64 .4,., it must be names of classes"),
     ],
 )
-def test_arrays_that_cannot_be_used_say_what_they_have(tmp_path, arrays, told):
+def test_the_error_for_unusable_arrays_states_the_fault(tmp_path, arrays, told):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(DataError, match=told):
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8), own_test=0.5, validation=0.0))
 
 
-def test_pickled_arrays_run_nothing(tmp_path):
+def test_pickled_arrays_are_refused_and_not_loaded(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.array([{}], object), y=np.array([0]))
     with pytest.raises(
         DataError, match="x has objects of Python, which are never loaded; save numbers"
     ) as said:
         load_shard(DataSettings("arrays", str(tmp_path), shape=(6, 8)))
-    assert "allow_pickle" not in str(said.value), "nobody is advised to load it"
+    assert "allow_pickle" not in str(said.value), "the error does not advise to load it"
 
 
-@pytest.mark.parametrize("what", ["text", "a single array", "half of one"])
-def test_what_is_no_npz_file_is_called_so(tmp_path, what):
+@pytest.mark.parametrize("what", ["text", "a single array", "half a file"])
+def test_a_file_that_is_not_a_complete_npz_file_is_refused(tmp_path, what):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.zeros((4, 6, 8)), y=np.arange(4))
     if what == "a single array":
@@ -264,7 +264,7 @@ def test_what_is_no_npz_file_is_called_so(tmp_path, what):
     assert "pickle" not in str(said.value)
 
 
-def test_series_that_are_not_there_are_told_with_the_command_that_fetches_them(tmp_path):
+def test_the_error_for_missing_or_changed_series_names_the_fetch_command(tmp_path):
     with pytest.raises(
         DataError, match="there is no BasicMotions_TRAIN.arff in .*data --fetch basic-motions"
     ):

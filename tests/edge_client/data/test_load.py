@@ -1,4 +1,4 @@
-"""Settings become the same tensors on every machine, with scale, sizes, caps and held-out samples."""
+"""The same settings give the same tensors on every machine, with scale, sizes, limits and held-out samples."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_black_is_minus_one_and_white_is_one():
     assert np.allclose(LEVELS, np.linspace(-1, 1, 256), atol=1e-7)
 
 
-def test_tensors_have_the_kinds_and_shapes_that_networks_take(pictures):
+def test_tensors_have_the_types_and_shapes_that_networks_need(pictures):
     found = shard(pictures, size=12)
     for part in (found.train, found.validation, found.test):
         assert part.x.dtype == torch.float32 and part.y.dtype == torch.int64
@@ -70,19 +70,19 @@ def test_clients_together_have_every_training_picture_once(pictures, split, part
     assert len(tested) == 1 and not set(mine) & set(tested.pop())
 
 
-def test_validation_has_the_mix_of_the_training_samples(pictures):
+def test_the_validation_set_has_the_class_proportions_of_the_training_set(pictures):
     found = shard(pictures, validation=0.25)
     assert torch.bincount(found.validation.y).tolist() == [8, 6, 4]
     assert found.counts().tolist() == [24, 18, 12]
 
 
-def test_counts_tell_of_classes_that_are_missing(pictures):
+def test_class_counts_include_classes_without_samples(pictures):
     found = shard(pictures, split="dirichlet", beta=0.05, parts=2, part=0, validation=0.0)
     assert len(found.counts()) == found.classes == 3
     assert found.counts().sum() == len(found.train.y)
 
 
-def test_a_cap_balances_classes_but_keeps_a_skew_that_was_asked_for(pictures):
+def test_a_limit_on_samples_balances_classes_but_keeps_a_requested_skew(pictures):
     even = shard(pictures, samples=30, validation=0.0)
     assert even.counts().tolist() == [10, 10, 10]
     mixed = shard(pictures, samples=36, validation=0.0, split="iid")
@@ -93,25 +93,25 @@ def test_a_cap_balances_classes_but_keeps_a_skew_that_was_asked_for(pictures):
     assert ((cut - whole * 12 / whole.sum()).abs() <= 1).all()
 
 
-def test_clients_of_a_domain_report_on_the_same_test_samples(pictures):
+def test_clients_of_a_domain_have_the_same_test_samples(pictures):
     first, second = (shard(pictures, test_samples=6, parts=2, part=part) for part in (0, 1))
     assert torch.equal(first.test.x, second.test.x) and torch.bincount(first.test.y).tolist() == [2, 2, 2]
     assert not set(colours(first.train)) & set(colours(second.train))
 
 
-def test_training_samples_come_mixed(pictures):
+def test_training_samples_are_not_sorted_by_class(pictures):
     labels = shard(pictures).train.y.tolist()
     assert labels != sorted(labels)
 
 
-def test_too_many_clients_for_the_data_is_an_error_with_a_way_out(pictures):
+def test_the_error_for_too_many_clients_proposes_fewer_parts(pictures):
     with pytest.raises(
         DataError, match=r"folder gives client 79 of 80 only \d training samples.*fewer parts"
     ):
         shard(pictures, parts=80, part=79)
 
 
-def test_no_domain_is_all_of_them_together(all_digits):
+def test_settings_without_a_domain_load_all_domains_together(all_digits):
     found = load_shard(DataSettings(root=str(all_digits), samples=120, validation=0.0))
     assert found.domain == "digits" and found.counts().tolist() == [12] * 10
     sizes = [
@@ -136,7 +136,7 @@ print([name for name in ("torchvision", "scipy", "PIL", "sklearn", "matplotlib")
 
 
 @pytest.mark.slow
-def test_another_process_gets_the_same_bytes_and_imports_no_more_than_it_needs(all_digits):
+def test_other_processes_load_the_same_bytes_without_needless_imports(all_digits):
     command = [sys.executable, "-c", PRINT, str(all_digits)]
     told = {
         subprocess.run(
@@ -169,13 +169,13 @@ def test_every_source_names_its_domains():
         ({"classes": ("a", "a")}, "at least two classes, each only once"),
     ],
 )
-def test_an_impossible_setting_is_told_with_its_limit(wrong, message):
+def test_the_error_for_an_impossible_setting_states_the_limit(wrong, message):
     with pytest.raises(ValueError) as error:
         DataSettings(**wrong)
     assert message in str(error.value)
 
 
-def test_settings_are_decoded_from_a_table_and_told_with_their_path():
+def test_data_settings_are_decoded_from_a_table_and_errors_name_their_path():
     table = {"source": "pacs", "domain": "photo", "classes": ["dog", "horse"], "samples": 300}
     assert decode(DataSettings, table, "data") == DataSettings(
         "pacs", domain="photo", classes=("dog", "horse"), samples=300
@@ -184,7 +184,7 @@ def test_settings_are_decoded_from_a_table_and_told_with_their_path():
         decode(DataSettings, {"beta": 0.0}, "data")
 
 
-def test_the_documents_tell_of_every_setting_source_and_domain():
+def test_the_docs_name_each_data_setting_source_and_domain():
     text = "".join((ROOT / "docs" / page).read_text() for page in ("data.md", "your-data.md"))
     wanted = (
         [field.name for field in fields(DataSettings)]
@@ -194,7 +194,7 @@ def test_the_documents_tell_of_every_setting_source_and_domain():
     assert [word for word in wanted if word not in text] == []
 
 
-def test_one_channel_holds_the_luma_of_three():
+def test_one_channel_is_the_luma_of_three_channels():
     colour = load_shard(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16))
     grey = load_shard(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16, channels=1))
     assert grey.train.x.shape == (*colour.train.x.shape[:1], 1, 16, 16)
@@ -204,7 +204,7 @@ def test_one_channel_holds_the_luma_of_three():
     assert torch.equal(grey.train.y, colour.train.y)
 
 
-def test_grey_images_of_three_channels_take_the_memory_of_one_and_train_to_the_same_bits(tmp_path):
+def test_grey_images_with_three_channels_take_the_memory_of_one_channel(tmp_path):
     values = np.random.default_rng(0).integers(0, 256, (100, 16, 16), np.uint8)
     for i, pixels in enumerate(values):
         folder = tmp_path / "ab"[i % 2]
@@ -226,7 +226,7 @@ def test_one_coloured_image_among_grey_ones_keeps_its_colours(tmp_path):
     assert (0, 3, 0) in colours(found.train) + colours(found.test)
 
 
-def test_shades_of_grey_keep_their_values():
+def test_grey_values_are_equal_with_three_channels_and_with_one():
     three, one = (load_shard(DataSettings(domain="mnist", samples=10, size=28, channels=n)) for n in (3, 1))
     assert torch.equal(three.train.x[:, :1], one.train.x)
 

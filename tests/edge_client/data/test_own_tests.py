@@ -1,4 +1,4 @@
-"""A client can have its own test from its own samples, and a fraction of a domain."""
+"""A client can hold out its own test set, and can have a fraction of a domain."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def counts(part):
     seed=st.integers(-(1 << 63), (1 << 64) - 1),
 )
 @settings(max_examples=15, deadline=None)
-def test_all_that_was_published_is_dealt_out_and_nobody_tests_on_what_anybody_learns_from(
+def test_each_published_sample_is_in_exactly_one_training_or_own_test_set(
     pictures, split, parts, own_test, seed
 ):
     found = shards(pictures, parts, split=split, beta=5.0, own_test=own_test, seed=seed)
@@ -49,19 +49,19 @@ def test_all_that_was_published_is_dealt_out_and_nobody_tests_on_what_anybody_le
         assert len(shard.test.y) == round(own_test * held)
 
 
-def test_a_clients_test_has_the_mix_of_what_it_learns_from(pictures):
+def test_an_own_test_has_the_class_proportions_of_the_training_set(pictures):
     for shard in shards(pictures, 3, split="dirichlet", beta=0.5, own_test=0.25):
         learnt, tested = torch.tensor(counts(shard.train)), torch.tensor(counts(shard.test))
         assert (tested - (learnt + tested) * 0.25).abs().max() <= 1
         assert counts(shard.train) != counts(shards(pictures, 1, own_test=0.25)[0].train)
 
 
-def test_without_a_test_of_its_own_a_client_has_the_published_one(pictures):
+def test_a_client_without_its_own_test_has_the_published_test(pictures):
     (found,) = shards(pictures, 1)
     assert counts(found.test) == list(HALF.values()) and len(found.train.y) == 144
 
 
-def test_pictures_that_were_published_for_the_test_alone_are_learnt_from_too(tmp_path):
+def test_a_client_with_its_own_test_also_trains_on_published_test_pictures(tmp_path):
     for half, n in (("train", 30), ("test", 10)):
         write_class_folders(tmp_path / half, {"a": n, "b": n})
     (published,), (own,) = shards(tmp_path, 1), shards(tmp_path, 1, own_test=0.25)
@@ -70,26 +70,24 @@ def test_pictures_that_were_published_for_the_test_alone_are_learnt_from_too(tmp
     assert sorted(colours(own.train)) != sorted(colours(published.train))
 
 
-def test_a_test_of_ones_own_may_be_cut_to_size_and_leaves_its_share_for_validation(pictures):
+def test_a_limit_on_own_test_samples_leaves_training_and_validation_unchanged(pictures):
     (found,) = shards(pictures, 1, own_test=0.5, test_samples=30, validation=0.2)
     assert [len(part.y) for part in (found.train, found.validation, found.test)] == [72, 18, 30]
 
 
-def test_the_own_test_is_another_one_for_another_seed_and_the_same_for_the_same(pictures):
+def test_the_seed_determines_the_samples_of_the_own_test(pictures):
     first, again, other = (shards(pictures, 2, own_test=0.25, seed=seed)[0] for seed in (1, 1, 2))
     assert colours(first.test) == colours(again.test) != colours(other.test)
 
 
-def test_a_share_too_small_to_be_tested_on_says_so(pictures):
+def test_the_error_for_a_share_without_test_samples_proposes_a_larger_own_test(pictures):
     with pytest.raises(DataError, match=r"gives client 0 of 60 no test samples.*larger own_test"):
         shards(pictures, 60, own_test=0.1)
 
 
 @given(parts=st.integers(1, 4), fraction=st.floats(0.05, 0.25), split=st.sampled_from(["domain", "iid"]))
 @settings(max_examples=15, deadline=None)
-def test_each_client_has_its_fraction_of_the_domain_and_no_two_the_same_pictures(
-    pictures, parts, fraction, split
-):
+def test_clients_have_disjoint_fractions_of_the_domain_and_the_whole_test(pictures, parts, fraction, split):
     found = shards(pictures, parts, fraction=fraction, split=split)
     seen = [colour for shard in found for colour in colours(shard.train)]
     assert len(seen) == len(set(seen))
@@ -98,20 +96,20 @@ def test_each_client_has_its_fraction_of_the_domain_and_no_two_the_same_pictures
         assert counts(shard.test) == list(HALF.values())  # the test is not reduced
 
 
-def test_a_fraction_keeps_the_mix_where_a_number_of_samples_balances_it(pictures):
+def test_a_fraction_keeps_class_proportions_and_a_sample_limit_balances_them(pictures):
     (tenth,), (same,) = shards(pictures, 1, fraction=0.25), shards(pictures, 1, samples=36)
     assert counts(tenth.train) == [16, 12, 8] and counts(same.train) == [12, 12, 12]
     (both,) = shards(pictures, 1, fraction=0.5, samples=36)
     assert counts(both.train) == [12, 12, 12]
 
 
-def test_a_fraction_is_of_what_is_left_for_training(pictures):
+def test_a_fraction_is_taken_from_the_samples_left_for_training(pictures):
     """FedPall takes a fifth of all samples for the test, and a tenth of the rest for each client."""
     (found,) = shards(pictures, 1, own_test=0.2, fraction=0.1)
     assert (len(found.train.y), len(found.test.y)) == (round(0.1 * 0.8 * 180), 36)
 
 
-def test_a_fraction_keeps_a_skew_of_amounts(pictures):
+def test_a_fraction_keeps_the_skewed_sizes_of_shares(pictures):
     skewed = {"split": "dirichlet", "beta": 0.5, "seed": 3}
     whole, tenth = shards(pictures, 3, **skewed), shards(pictures, 3, fraction=0.2, **skewed)
     for all_of_it, some in zip(whole, tenth, strict=True):
@@ -131,11 +129,11 @@ def test_a_fraction_keeps_a_skew_of_amounts(pictures):
         ({"own_test": 1.0}, "own_test is 1.0, it must be"),
     ],
 )
-def test_an_impossible_part_is_told_with_its_limit(wrong, message):
+def test_the_error_for_an_impossible_fraction_or_own_test_states_the_limit(wrong, message):
     with pytest.raises(ValueError) as error:
         DataSettings(**wrong)
     assert message in str(error.value)
 
 
-def test_thirds_make_a_whole():
+def test_three_parts_can_have_a_third_each():
     assert DataSettings(fraction=1 / 3, parts=3).fraction == 1 / 3

@@ -1,4 +1,4 @@
-"""The exact size of each client's share and the largest number of parts are known from labels alone."""
+"""The exact size of each client's share and the largest number of parts are computed from the labels only."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from protofleet.edge_client.data.shard import Shards
 from protofleet.edge_client.data.share_sizes import most_parts, problem_of_division, share_sizes
 
 SHARES = {
-    "of all": {},
-    "drawn": {"split": "iid"},
+    "equal": {},
+    "random": {"split": "iid"},
     "skewed": {"split": "dirichlet", "beta": 1.0},
-    "a fraction": {"fraction": 0.05},
-    "at most so many": {"samples": 20, "test_samples": 7, "validation": 0.3},
-    "with a test of their own": {"own_test": 0.3},
-    "with all of these": {
+    "fraction": {"fraction": 0.05},
+    "limits": {"samples": 20, "test_samples": 7, "validation": 0.3},
+    "own test": {"own_test": 0.3},
+    "all settings": {
         "own_test": 0.21,
         "fraction": 0.11,
         "samples": 33,
@@ -28,7 +28,7 @@ SHARES = {
 
 @pytest.mark.parametrize("changes", SHARES.values(), ids=SHARES)
 @pytest.mark.parametrize("parts", [1, 7])
-def test_the_sizes_of_shares_are_those_that_clients_load(changes, parts):
+def test_computed_share_sizes_equal_the_sizes_that_clients_load(changes, parts):
     settings, shards = DataSettings(domain="optdigits", size=8, parts=parts, **changes), Shards()
     loaded = [shards.load(replace(settings, part=part)) for part in range(parts)]
     assert [(size.train, size.validation, size.test) for size in share_sizes(settings, shards)] == [
@@ -36,7 +36,7 @@ def test_the_sizes_of_shares_are_those_that_clients_load(changes, parts):
     ]
 
 
-def test_no_pixel_is_looked_at(monkeypatch):
+def test_share_sizes_are_computed_without_reading_pixels(monkeypatch):
     settings, shards = DataSettings(domain="optdigits", parts=3), Shards()
     monkeypatch.setattr(ImagesInMemory, "samples", None)
     assert len(share_sizes(settings, shards)) == 3
@@ -46,7 +46,7 @@ def test_no_pixel_is_looked_at(monkeypatch):
     ("parts", "changes"),
     [(2000, {}), (12, {"split": "dirichlet", "beta": 0.01}), (2000, {"own_test": 0.3, "validation": 0.5})],
 )
-def test_the_largest_number_of_parts_works_and_more_do_not(parts, changes):
+def test_the_largest_number_of_parts_works_and_one_more_does_not(parts, changes):
     settings, shards = DataSettings(domain="optdigits", parts=parts, **changes), Shards()
     assert str(parts) in problem_of_division(settings, shards)
     most = most_parts(settings, shards)

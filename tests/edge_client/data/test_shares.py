@@ -1,4 +1,4 @@
-"""Clients of one domain share its samples without a message: each sample once, and all clients agree."""
+"""Clients of one domain divide its samples without a message: each sample has one client, and all clients agree."""
 
 import math
 from fractions import Fraction
@@ -24,7 +24,7 @@ def shares_of(split, train, test, parts, beta=1.0, seed=0):
 @pytest.mark.parametrize("split", SPLITS)
 @given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.2, 50))
 @QUICK
-def test_shares_are_disjoint_and_cover_everything(split, seed, parts, beta):
+def test_shares_are_disjoint_and_cover_all_training_samples(split, seed, parts, beta):
     train, test = StableRandom(seed, "train").below(4, 300), StableRandom(seed, "test").below(4, 90)
     shares = shares_of(split, train, test, parts, beta, seed)
     assert len(shares) == parts
@@ -33,7 +33,7 @@ def test_shares_are_disjoint_and_cover_everything(split, seed, parts, beta):
 
 @given(st.integers(0, 1000), st.integers(1, 6))
 @QUICK
-def test_skewed_clients_share_the_test_samples_too_and_the_others_all_have_them_all(seed, parts):
+def test_only_dirichlet_divides_the_test_samples_too(seed, parts):
     train, test = StableRandom(seed, "train").below(4, 300), StableRandom(seed, "test").below(4, 90)
     skewed = np.concatenate([tested for _, tested in shares_of("dirichlet", train, test, parts)])
     assert sorted(skewed.tolist()) == list(range(90))
@@ -44,7 +44,7 @@ def test_skewed_clients_share_the_test_samples_too_and_the_others_all_have_them_
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_same_seed_deals_the_same_shares_and_another_one_others(split):
+def test_the_seed_determines_the_shares(split):
     train, test = np.arange(300) % 5, np.arange(100) % 5
     first, again, other = (shares_of(split, train, test, 4, seed=seed) for seed in (1, 1, 2))
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first, again, strict=True))
@@ -53,7 +53,7 @@ def test_the_same_seed_deals_the_same_shares_and_another_one_others(split):
 
 @given(LABELS, st.integers(1, 6))
 @QUICK
-def test_a_domains_shares_have_the_same_mix_of_classes(labels, parts):
+def test_domain_shares_have_equal_class_counts_within_one_sample(labels, parts):
     counts = [
         np.bincount(labels[mine], minlength=5) for mine, _ in shares_of("domain", labels, labels, parts)
     ]
@@ -63,7 +63,7 @@ def test_a_domains_shares_have_the_same_mix_of_classes(labels, parts):
 
 @given(LABELS, st.integers(1, 6))
 @QUICK
-def test_random_shares_are_equally_large(labels, parts):
+def test_iid_shares_have_equal_sizes_within_one_sample(labels, parts):
     assert np.ptp([len(mine) for mine, _ in shares_of("iid", labels, labels, parts)]) <= 1
 
 
@@ -77,12 +77,12 @@ def skew(beta):
     return np.mean(found)
 
 
-def test_a_smaller_beta_skews_more():
+def test_a_smaller_beta_gives_more_skewed_shares():
     assert skew(0.1) > skew(1.0) + 0.2 > skew(100.0) + 0.4
     assert skew(1000.0) < 0.1
 
 
-def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
+def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     labels, parts, beta = np.zeros(1000, np.int64), 4, 2.0
     shares = [
         len(mine) / 1000
@@ -95,14 +95,14 @@ def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
     assert np.var(shares) == pytest.approx(variance, rel=0.2)
 
 
-def test_a_client_is_tested_on_the_classes_that_it_learns_from():
+def test_a_dirichlet_test_share_has_the_class_counts_of_the_training_share():
     labels = np.arange(2000) % 10
     for mine, tested in shares_of("dirichlet", labels, labels, 5, 0.1):
         learnt, asked = (np.bincount(labels[chosen], minlength=10) for chosen in (mine, tested))
         assert np.abs(learnt - asked).max() <= 1
 
 
-def test_nobody_is_left_with_almost_nothing():
+def test_each_skewed_share_has_a_minimum_number_of_samples():
     labels = np.arange(600) % 10
     for seed in range(20):
         shares = shares_of("dirichlet", labels, labels[:60], 8, 0.2, seed)
@@ -111,7 +111,7 @@ def test_nobody_is_left_with_almost_nothing():
 
 
 @pytest.mark.parametrize(("n", "parts", "beta"), [(20, 5, 1.0), (400, 30, 0.01)])
-def test_what_cannot_be_dealt_says_why_and_what_to_do(n, parts, beta):
+def test_the_error_for_an_impossible_skew_states_the_numbers_and_a_fix(n, parts, beta):
     with pytest.raises(
         DataError, match=rf"{n} training.*{parts} clients.*beta {beta}.*larger beta, fewer parts"
     ):
@@ -149,7 +149,7 @@ def one_share_for_all(given, counts):
 @given(LABELS, st.floats(0, 1), st.integers())
 @example(np.array([0, 1, 1, 3, 1, 1, 2, 1]), 3 / 8, 1)  # 3 of class 1, whose part of 3 is 1.875
 @QUICK
-def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fraction, seed):
+def test_stratified_picks_take_the_same_fraction_of_each_class(labels, fraction, seed):
     k = round(fraction * len(labels))
     chosen = stratified(labels, k, StableRandom(seed))
     assert len(set(chosen.tolist())) == len(chosen) == k
@@ -160,12 +160,12 @@ def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fract
 
 @given(LABELS, st.integers(0, 80), st.integers(0, 80), st.integers())
 @QUICK
-def test_more_stratified_picks_are_the_same_ones_and_others(labels, few, more, seed):
+def test_a_longer_stratified_pick_begins_with_the_shorter_one(labels, few, more, seed):
     few, more = sorted((few, more))
     picks = stratified(labels, more, StableRandom(seed)).tolist()
     assert stratified(labels, few, StableRandom(seed)).tolist() == picks[:few]
 
 
-def test_the_others_are_all_but_the_chosen():
+def test_without_returns_the_indexes_that_were_not_chosen():
     assert without(6, np.array([4, 1])).tolist() == [0, 2, 3, 5]
     assert math.isclose(len(without(3, np.array([], np.int64))), 3)

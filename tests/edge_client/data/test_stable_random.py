@@ -25,11 +25,11 @@ def test_both_ends_of_a_range_are_drawn():
 
 @given(st.integers(0, 200), st.integers())
 @settings(max_examples=50, deadline=None)
-def test_an_order_names_everyone_once(n, seed):
+def test_a_permutation_contains_each_number_once(n, seed):
     assert sorted(StableRandom(seed).permutation(n).tolist()) == list(range(n))
 
 
-def test_purposes_have_streams_of_their_own():
+def test_each_purpose_has_its_own_stream():
     streams = [
         StableRandom(*words).below(1 << 30, 4).tolist()
         for words in ((0, "a"), (0, "b"), (1, "a"), ("0/a", ""))
@@ -37,11 +37,11 @@ def test_purposes_have_streams_of_their_own():
     assert len({tuple(stream) for stream in streams}) == 4
 
 
-def test_an_odd_number_of_noise_values_is_the_start_of_the_even_one():
+def test_seven_noise_values_equal_the_first_seven_of_eight():
     assert StableRandom("n").noise(7).tolist() == StableRandom("n").noise(8).tolist()[:7]
 
 
-def test_noise_is_bell_shaped_around_zero():
+def test_noise_has_a_normal_distribution_around_zero():
     noise = StableRandom("noise").noise(40_000)
     assert abs(noise.mean()) < 3
     assert noise.std() == pytest.approx(NOISE_ONE, rel=0.02)

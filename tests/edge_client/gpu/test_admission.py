@@ -68,7 +68,7 @@ def together(*calls):
     return [results[number] for number in range(len(calls))]
 
 
-def test_two_processes_work_at_once_where_there_is_room_for_both(folder):
+def test_two_processes_work_at_once_if_the_gpu_has_memory_for_both(folder):
     processes = [measured(folder), measured(folder)]
     meeting = threading.Barrier(2, timeout=PATIENCE)
     calls = [
@@ -95,7 +95,7 @@ class AtOnce:
 
 
 @pytest.mark.parametrize(("room", "most"), [(0, 1), (1, 2), (2, 3)])
-def test_no_more_processes_work_at_once_than_peaks_fit_beside_the_first(folder, room, most):
+def test_only_as_many_processes_work_at_once_as_the_memory_allows(folder, room, most):
     contexts = 4 * 100 * MiB
     total = contexts + 100 * MiB + room * 100 * MiB + (SPARE if room else 0)
     processes = [measured(folder, total=total) for _ in range(4)]
@@ -116,7 +116,7 @@ def enter(at_once):
         quickly()
 
 
-def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out(folder):
+def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out_of_memory(folder):
     """The GPU has room for two peaks, and each device has data of another size."""
     total = 4 * 100 * MiB + SPARE + 450 * MiB
     processes = [GpuProcess.on(folder, quickly, total=total) for _ in range(4)]
@@ -135,8 +135,8 @@ def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out(fol
     assert [one.gpu.reserved_bytes() for one in processes] == [0] * 4
 
 
-def test_the_first_piece_of_each_kind_is_measured_while_nobody_else_works(folder):
-    """The second device's piece has no peak yet, so it waits until the first has ended, although there is room."""
+def test_the_first_work_of_each_kind_is_measured_alone(folder):
+    """The second device's work has no peak yet, so it waits until the first has ended, although there is room."""
     refused, order, begun = threading.Event(), [], threading.Event()
     first, second = measured(folder), GpuProcess.on(folder, refused.set)
 
@@ -166,7 +166,7 @@ def until(holds):
         quickly()
 
 
-def test_a_device_with_more_data_is_admitted_by_more(folder):
+def test_a_device_with_more_data_needs_more_free_memory_for_admission(folder):
     """Its peak does not fit next to the other one, although the peak of the measured device would."""
     total = 2 * 100 * MiB + SPARE + 250 * MiB
     first, second = measured(folder, total=total), measured(folder, total=total)
@@ -185,9 +185,9 @@ def test_a_device_with_more_data_is_admitted_by_more(folder):
     assert first.admission.usage.out_of_memory == second.admission.usage.out_of_memory == 0
 
 
-def test_a_turn_that_runs_out_is_given_back_and_taken_again_alone(folder, caplog):
+def test_work_that_runs_out_of_memory_is_done_again_alone(folder, caplog):
     process = measured(folder, total=100 * MiB + 200 * MiB)
-    sizes = [400 * MiB, 100 * MiB]  # another program has left in between
+    sizes = [400 * MiB, 100 * MiB]  # another program has freed memory in between
 
     def do():
         return training(process, sizes.pop(0))()
@@ -206,7 +206,7 @@ class Circle:
     """An object that refers to itself, so that only the garbage collector deletes it."""
 
 
-def test_what_the_work_that_ran_out_held_is_free_for_the_next_even_if_it_refers_to_itself(folder):
+def test_memory_in_reference_cycles_is_freed_after_work_runs_out_of_memory(folder):
     process = measured(folder, total=100 * MiB + 150 * MiB)
     sizes = [800 * MiB, MiB]
 
@@ -219,24 +219,24 @@ def test_what_the_work_that_ran_out_held_is_free_for_the_next_even_if_it_refers_
     assert process.admission.run(TRAIN, do) == "learned"
 
 
-def test_what_does_not_fit_alone_says_the_value_the_limit_and_the_way_out(folder):
+def test_the_error_for_too_large_work_states_the_size_the_limit_and_a_fix(folder):
     process = GpuProcess.on(folder, quickly, total=400 * MiB)
     with pytest.raises(GpuFullError) as error:
         process.admission.run(TRAIN, training(process, 800 * MiB))
     message = str(error.value)
     assert "315 MB of the GPU's 419 MB" in message and "Tried to allocate 419430400" in message
     assert "devices.processes" in message and 'compute = "cpu"' in message
-    assert process.admission.run(TRAIN, training(process)) == "learned", "and the process can go on"
+    assert process.admission.run(TRAIN, training(process)) == "learned", "the process can do other work"
 
 
-def test_a_context_that_finds_no_room_is_such_an_error_too(folder):
+def test_a_cuda_context_without_free_memory_raises_gpu_full_error(folder):
     process = GpuProcess.on(folder, quickly, total=50 * MiB)
-    process.gpu.free_bytes = lambda: 0  # the real one says so then
+    process.gpu.free_bytes = lambda: 0  # as a real GPU reports in this case
     with pytest.raises(GpuFullError, match="the 0 MB of the GPU's 52 MB"):
         process.admission.run(TRAIN, training(process))
 
 
-def test_another_error_of_the_work_is_raised_and_its_turn_is_over(folder):
+def test_another_error_of_the_work_is_raised_and_ends_its_turn(folder):
     first, second = measured(folder), measured(folder)
 
     def wrong():
@@ -247,7 +247,7 @@ def test_another_error_of_the_work_is_raised_and_its_turn_is_over(folder):
     assert second.admission.run(Work("new", "new", 1), training(second)) == "learned"
 
 
-def test_what_a_device_leaves_on_the_gpu_is_promised_to_nobody(folder):
+def test_memory_that_stays_on_the_gpu_is_not_given_to_other_devices(folder):
     """A device alone in its process keeps its data on the GPU. The second has not used its promised memory yet."""
     total = 3 * 100 * MiB + SPARE + 250 * MiB
     first, second = measured(folder, total=total), measured(folder, total=total)
@@ -278,7 +278,7 @@ def turns_of(folder):
     return len(list((folder / "turns" / "simulated").glob("*.turn")))
 
 
-def test_a_process_that_is_killed_in_its_turn_holds_up_nobody(folder):
+def test_a_process_killed_in_its_turn_does_not_block_the_others(folder):
     context = multiprocessing.get_context("fork")
     begun = context.Event()
     child = context.Process(target=work_for_ever, args=(folder, begun))
@@ -306,8 +306,8 @@ def work_for_ever(folder, begun):
     process.admission.run(TRAIN, training(process, inside=inside))
 
 
-def test_who_asks_for_little_does_not_overtake_who_asks_for_much(folder):
-    """Otherwise the device that asks for much would wait for ever."""
+def test_a_small_request_does_not_overtake_an_earlier_large_one(folder):
+    """Otherwise the device with the large request would wait for ever."""
     gpu = SimulatedGpu(folder)
     place = folder / "turns" / "order"
     with Turns(place, gpu).turn(None):
@@ -334,7 +334,7 @@ def test_who_asks_for_little_does_not_overtake_who_asks_for_much(folder):
     assert order == [1, 2, 3]
 
 
-def test_a_folder_that_is_not_ours_is_refused(tmp_path):
+def test_a_turns_folder_behind_a_symlink_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "gpu").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="TMPDIR"):
@@ -348,8 +348,8 @@ def keeps(process, size):
     return process.gpu.allocate(size // 100)
 
 
-def test_work_that_fits_into_what_the_pool_keeps_is_not_counted_as_nothing(folder):
-    """This is so in a process that has computed something else before. Nothing new is reserved for the work."""
+def test_the_peak_includes_work_that_fits_into_memory_reserved_before(folder):
+    """A process that has computed something else before reserves nothing new for the work."""
     process = GpuProcess.on(folder, quickly)
     keeps(process, 200 * MiB)
     process.gpu.release_cache()
@@ -360,7 +360,7 @@ def test_work_that_fits_into_what_the_pool_keeps_is_not_counted_as_nothing(folde
     assert process.admission.usage.peak_bytes == 100 * MiB
 
 
-def test_no_more_are_admitted_than_fit_once_the_pool_that_served_the_first_is_gone(folder):
+def test_admission_counts_the_memory_that_the_measured_work_took_from_the_pool(folder):
     """Each needs 400 MiB, and was measured while the pool of its process had them. 700 MiB are left for both."""
     processes, held = [GpuProcess.on(folder, quickly, total=900 * MiB) for _ in range(2)], []
     for process in processes:

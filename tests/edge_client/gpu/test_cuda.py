@@ -77,12 +77,12 @@ def figures(gpu, blocks):
     return found
 
 
-def test_it_counts_as_the_simulated_gpu_does(gpu, tmp_path):
+def test_a_real_gpu_counts_memory_like_the_simulated_gpu(gpu, tmp_path):
     simulated = SimulatedGpu(tmp_path, total=2000 * MiB)
     assert figures(gpu, Real(gpu)) == figures(simulated, simulated)
 
 
-def test_it_has_a_name_for_a_file_and_less_is_free_than_there_is(gpu):
+def test_a_gpu_has_a_stable_name_for_files_and_less_free_memory_than_total(gpu):
     assert gpu.name.replace("-", "").replace("_", "").isalnum() and gpu.name == Cuda(PLACE).name
     assert 0 < gpu.free_bytes() < gpu.total_bytes()
 
@@ -92,20 +92,20 @@ def admission(gpu, folder):
     return Admission(gpu, Turns(folder / "turns" / gpu.name, gpu))
 
 
-def test_work_that_runs_out_is_done_again_alone_and_leaves_nothing(gpu, tmp_path):
+def test_work_that_runs_out_of_memory_is_done_again_and_leaves_no_memory(gpu, tmp_path):
     one, work = admission(gpu, tmp_path), Work("train", "train", 1)
     sizes = [MiB, 2 * gpu.total_bytes(), MiB]
 
     def do():
         return len(torch.empty(sizes.pop(0), dtype=torch.uint8, device=PLACE))
 
-    assert one.run(work, do) == MiB, "and is measured"
+    assert one.run(work, do) == MiB, "the first work is measured"
     before = gpu.reserved_bytes()
     assert one.run(work, do) == MiB
     assert (one.usage.out_of_memory, gpu.reserved_bytes()) == (1, before)
 
 
-def test_what_is_larger_than_the_gpu_is_said_with_its_limit(gpu, tmp_path):
+def test_the_error_for_work_larger_than_the_gpu_states_the_limit(gpu, tmp_path):
     with pytest.raises(
         GpuFullError, match=r"of the GPU's [\d,]+ MB that others leave free.*CUDA out of memory"
     ):
@@ -115,7 +115,7 @@ def test_what_is_larger_than_the_gpu_is_said_with_its_limit(gpu, tmp_path):
         )
 
 
-def test_a_turn_on_which_a_tensor_stays_says_so_to_the_next(gpu, tmp_path):
+def test_a_tensor_kept_after_its_turn_stays_reserved_and_counts_in_the_peak(gpu, tmp_path):
     one, kept = admission(gpu, tmp_path), []
     one.run(
         Work("data", "data", 1), lambda: kept.append(torch.empty(64 * MiB, dtype=torch.uint8, device=PLACE))
@@ -125,7 +125,7 @@ def test_a_turn_on_which_a_tensor_stays_says_so_to_the_next(gpu, tmp_path):
 
 @pytest.mark.parametrize("method", names())
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
-def test_every_method_learns_with_devices_that_share_it(method, stays, gpu, tmp_path):
+def test_each_method_learns_with_devices_that_share_a_gpu(method, stays, gpu, tmp_path):
     run = simulation(tmp_path / "run", method)
     shared = admission(gpu, tmp_path)
     for name, agent in run.agents.items():
@@ -137,8 +137,8 @@ def test_every_method_learns_with_devices_that_share_it(method, stays, gpu, tmp_
     assert shared.usage.out_of_memory == 0 and shared.usage.peak_bytes > 0
 
 
-def test_layers_that_draw_draw_the_same_for_the_same_question(gpu):
-    """A device whose work ran out of memory, or that was restarted, answers with the same bits."""
+def test_layers_with_random_numbers_draw_the_same_for_the_same_task(gpu):
+    """A device whose work ran out of memory, or that was restarted, sends the same bits."""
 
     def trained():
         with initialised_from(1):
@@ -155,7 +155,7 @@ def test_layers_that_draw_draw_the_same_for_the_same_question(gpu):
 
     before = torch.cuda.get_rng_state(PLACE)
     first = trained()
-    assert torch.equal(torch.cuda.get_rng_state(PLACE), before), "and the generator ends as it began"
+    assert torch.equal(torch.cuda.get_rng_state(PLACE), before), "the state of the generator is unchanged"
     torch.rand(5, device=PLACE)
     assert torch.equal(first, trained())
 

@@ -1,4 +1,4 @@
-"""The metrics show a GPU that devices share."""
+"""The metrics describe how devices share a GPU."""
 
 from prometheus_client import CollectorRegistry
 
@@ -6,7 +6,7 @@ from protofleet.edge_client.gpu.admission import Usage
 from protofleet.edge_client.gpu.metrics import UsageCollector
 
 
-def test_a_process_shows_its_peak_its_waits_and_how_often_memory_ran_out():
+def test_the_metrics_state_peak_memory_wait_time_and_out_of_memory_count():
     registry, usage = CollectorRegistry(), Usage()
     registry.register(UsageCollector(usage))
     usage.peak_bytes, usage.wait_seconds, usage.out_of_memory = 5, 2.5, 1

@@ -37,7 +37,7 @@ class FakeAgent:
         if isinstance(item, Connected):
             self.session.accepted()
         if isinstance(item, Arrived) and item.frame == b"bad":
-            raise ValueError("nobody has thought of this")
+            raise ValueError("an unexpected error")
         if isinstance(item, StopRequest):
             self.finished, self.view.problem = True, item.reason
         self.taken.append(item)
@@ -95,7 +95,7 @@ class Fleet:
         return self.devices[name].agent
 
 
-def test_what_comes_for_a_device_is_given_to_it_in_its_order_and_to_no_other():
+def test_each_item_reaches_only_its_device():
     fleet = Fleet()
     for name in "abacb":
         fleet.inboxes[name].put(Arrived(name, b"x"))
@@ -103,24 +103,24 @@ def test_what_comes_for_a_device_is_given_to_it_in_its_order_and_to_no_other():
     assert {name: len(fleet.agent(name).taken) for name in "abc"} == {"a": 2, "b": 2, "c": 1}
 
 
-def test_an_error_of_one_device_ends_it_alone_and_is_said(caplog):
+def test_an_error_of_one_device_is_logged_and_ends_only_that_device(caplog):
     fleet = Fleet()
     fleet.inboxes["b"].put(Arrived("t", b"bad"))
     for name in "abc":
         fleet.inboxes[name].put(Arrived("t", b"good"))
     fleet.turn()
-    assert fleet.ended == {"b": "ValueError: nobody has thought of this"} and "go on" in caplog.text
+    assert fleet.ended == {"b": "ValueError: an unexpected error"} and "go on" in caplog.text
     assert fleet.devices["b"].transport.killed, "its will tells the coordinator"
     assert [len(fleet.agent(name).taken) for name in "abc"] == [1, 0, 1]
     assert not fleet.group.finished
 
 
-def test_an_error_of_ours_is_a_sentence_without_the_name_of_its_class():
+def test_a_protofleet_error_is_shown_without_the_name_of_its_class():
     assert words_of(DataError("there are no pictures")) == "there are no pictures"
     assert words_of(KeyError("x")) == "KeyError: 'x'"
 
 
-def test_each_is_woken_when_it_is_due():
+def test_each_device_wakes_when_it_is_due():
     fleet = Fleet()
     for at, name in enumerate("cab", 1):
         fleet.agent(name).wake_at = float(at)
@@ -133,7 +133,7 @@ def test_each_is_woken_when_it_is_due():
     assert fleet.group.wake_at == 3.0
 
 
-def test_a_stop_ends_all_and_the_reasons_are_kept():
+def test_a_stop_ends_all_devices_and_keeps_the_reason():
     fleet = Fleet()
     fleet.group.put(StopRequest("signal: SIGTERM"))
     while not fleet.ready.empty():
@@ -141,7 +141,7 @@ def test_a_stop_ends_all_and_the_reasons_are_kept():
     assert fleet.group.finished and fleet.ended == dict.fromkeys("abc", "signal: SIGTERM")
 
 
-def test_a_device_that_reaches_no_broker_within_its_patience_ends_and_who_did_goes_on():
+def test_only_a_device_without_a_broker_within_its_patience_ends():
     fleet = Fleet(patience=60.0)
     for name in "bc":
         fleet.inboxes[name].put(Connected(1 << 20, 20))
@@ -152,7 +152,7 @@ def test_a_device_that_reaches_no_broker_within_its_patience_ends_and_who_did_go
     assert list(fleet.ended) == ["a"] and "gave up after 60 s" in fleet.ended["a"]
 
 
-def test_a_device_that_an_error_has_ended_is_put_together_again(caplog):
+def test_a_device_that_an_error_ended_starts_again(caplog):
     fleet = Fleet()
     fleet.wake(100.0)
     first, inbox = fleet.devices["b"], fleet.inboxes["b"]
@@ -170,7 +170,7 @@ def test_a_device_that_an_error_has_ended_is_put_together_again(caplog):
     assert fleet.agent("b").taken == [Arrived("t", b"good")]
 
 
-def test_a_device_that_cannot_start_is_tried_less_and_less_often_and_then_no_more_where_that_is_limited():
+def test_a_device_that_cannot_start_is_tried_at_growing_intervals_up_to_the_limit():
     fleet = Fleet(most_restarts=3)
     fleet.broken.add("c")
     fleet.inboxes["c"].put(Arrived("t", b"bad"))
@@ -187,7 +187,9 @@ def test_a_device_that_cannot_start_is_tried_less_and_less_often_and_then_no_mor
 @pytest.mark.parametrize(
     ("error", "most_restarts", "times"), [(DataError, 2, 1), (SettingsError, NEVER, 1), (DataError, NEVER, 2)]
 )
-def test_wrong_data_or_settings_are_one_line_and_no_restart_repeats_it(error, most_restarts, times, caplog):
+def test_wrong_data_or_settings_are_logged_in_one_line_and_cause_at_most_one_retry(
+    error, most_restarts, times, caplog
+):
     """Without a limit, data get a second try, because their disk may be mounted later."""
     fleet = Fleet(most_restarts, unready=["c"], error=error("c has 0 training samples; add samples"))
     fleet.wake(1.5)
@@ -199,7 +201,7 @@ def test_wrong_data_or_settings_are_one_line_and_no_restart_repeats_it(error, mo
 
 
 @pytest.mark.parametrize(("most_restarts", "given_up"), [(3, ["b"]), (NEVER, [])])
-def test_who_cannot_follow_a_plan_is_started_again_only_where_another_run_may_come(most_restarts, given_up):
+def test_a_device_that_cannot_follow_a_plan_is_given_up_only_if_restarts_are_limited(most_restarts, given_up):
     fleet = Fleet(most_restarts)
     view = fleet.agent("b").view
     fleet.agent("b").finished, view.problem, view.cannot_follow = True, "cannot follow: mine.py:3", True
@@ -216,9 +218,7 @@ def test_a_stop_ends_a_group_in_which_a_device_waits_for_its_next_start():
     fleet.group.put(StopRequest("signal: SIGTERM"))
     fleet.turn()
     assert fleet.group.finished
-    assert fleet.ended == {"a": "ValueError: nobody has thought of this"} | dict.fromkeys(
-        "bc", "signal: SIGTERM"
-    )
+    assert fleet.ended == {"a": "ValueError: an unexpected error"} | dict.fromkeys("bc", "signal: SIGTERM")
 
 
 def test_a_group_whose_devices_all_wait_for_their_next_start_has_not_finished():
@@ -229,7 +229,7 @@ def test_a_group_whose_devices_all_wait_for_their_next_start_has_not_finished():
     assert not fleet.group.running and not fleet.group.finished and not fleet.group.given_up
 
 
-def test_a_device_that_waits_for_its_next_start_keeps_no_process_whose_run_is_over():
+def test_a_group_finishes_with_its_run_even_if_a_device_waits_for_its_next_start():
     fleet = Fleet()
     fleet.inboxes["a"].put(Arrived("t", b"bad"))
     for name in "bc":

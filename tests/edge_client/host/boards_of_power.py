@@ -1,4 +1,4 @@
-"""Write the kernel's files of a board's sensors of power and heat, with the values that a test chooses."""
+"""Write the kernel files of a board's power and temperature sensors, with the values that a test chooses."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.edge_client.host.boards_of_power import zone
     ],
     ids=["the hottest of three", "below zero", "two are switched off", "all are switched off", "no zone"],
 )
-def test_the_metric_is_the_temperature_of_the_hottest_zone_that_shows_one(tmp_path, zones, metrics):
+def test_the_metric_is_the_temperature_of_the_hottest_valid_zone(tmp_path, zones, metrics):
     for number, celsius in enumerate(zones):
         zone(tmp_path, number, celsius)
     assert answer_temperature(Sensors(tmp_path)) == metrics

@@ -1,4 +1,4 @@
-"""The right sensor counts, its readings become joules, and a failure of it is reported."""
+"""The right sensor is chosen, its readings become joules, and its failure is reported."""
 
 import logging
 
@@ -30,14 +30,14 @@ def draws(root, watts, rail="VDD_IN"):
     ina(root, 3, {rail: watts})
 
 
-def test_the_rail_that_feeds_the_board_is_not_counted_together_with_what_it_feeds(tmp_path):
+def test_the_input_rail_of_a_board_is_counted_without_the_rails_it_feeds(tmp_path):
     ina(tmp_path, 2, {"VDD_IN": 6.0, "VDD_CPU_GPU_CV": 2.0, "VDD_SOC": 1.5})
     ina(tmp_path, 4, {"OTHER": 1.0})
     rapl(tmp_path, "intel-rapl:0", "package-0", 0)
     assert power_sensor(tmp_path).name == "hwmon2:VDD_IN"
 
 
-def test_without_such_a_rail_those_beside_each_other_are_added_up(tmp_path, clock):
+def test_parallel_rails_are_added_up_if_the_board_has_no_input_rail(tmp_path, clock):
     ina(tmp_path, 0, {"VDD_GPU_SOC": 4.0, "VDD_CPU_CV": 2.0})
     ina(tmp_path, 1, {"VIN_SYS_5V0": 3.0})
     write(
@@ -50,7 +50,7 @@ def test_without_such_a_rail_those_beside_each_other_are_added_up(tmp_path, cloc
     assert meter.read().since(before) == pytest.approx(90.0)
 
 
-def test_what_is_drawn_between_two_readings_is_the_trapezoid_below_them(tmp_path, clock):
+def test_energy_between_two_readings_is_their_mean_power_times_the_time(tmp_path, clock):
     draws(tmp_path, 2.0)
     meter = EnergyMeter(power_sensor(tmp_path), clock=clock)
     joules, before = [], meter.read()
@@ -61,7 +61,7 @@ def test_what_is_drawn_between_two_readings_is_the_trapezoid_below_them(tmp_path
     assert joules == pytest.approx([4.0, 7.0, 19.0])
 
 
-def test_a_current_that_flows_back_is_no_energy_won(tmp_path, clock):
+def test_a_negative_current_counts_as_no_energy(tmp_path, clock):
     draws(tmp_path, -0.5)
     meter = EnergyMeter(power_sensor(tmp_path), clock=clock)
     before = meter.read()
@@ -69,7 +69,7 @@ def test_a_current_that_flows_back_is_no_energy_won(tmp_path, clock):
     assert meter.read().since(before) == 0.0
 
 
-def test_packages_and_their_memory_count_and_nothing_twice(tmp_path, clock):
+def test_rapl_energy_is_that_of_packages_and_memory_without_nested_zones(tmp_path, clock):
     first = rapl(tmp_path, "intel-rapl:0", "package-0", 999_000_000)
     memory = rapl(tmp_path, "intel-rapl:0:1", "dram", 5_000_000)
     others = []
@@ -89,7 +89,7 @@ def test_packages_and_their_memory_count_and_nothing_twice(tmp_path, clock):
     assert meter.read().since(before) == pytest.approx(4.0 + 1.5)
 
 
-def test_a_counter_that_was_set_back_is_a_gap_and_no_energy(tmp_path, clock):
+def test_energy_is_unknown_after_its_counter_was_reset(tmp_path, clock):
     zone = rapl(tmp_path, "intel-rapl:0", "package-0", 200_000_000_000, most=262_000_000_000)
     meter = EnergyMeter(power_sensor(tmp_path), clock=clock)
     before = meter.read()
@@ -102,7 +102,7 @@ def test_a_counter_that_was_set_back_is_a_gap_and_no_energy(tmp_path, clock):
     assert meter.read().since(after) == pytest.approx(5.0)
 
 
-def test_a_board_without_a_sensor_that_can_be_read_has_none(tmp_path, caplog):
+def test_a_board_without_a_readable_sensor_reports_no_energy(tmp_path, caplog):
     zone = rapl(tmp_path, "intel-rapl:0", "package-0", 1)
     (zone / "energy_uj").unlink()
     (zone / "energy_uj").mkdir()  # even root cannot read it
@@ -115,7 +115,7 @@ def test_a_board_without_a_sensor_that_can_be_read_has_none(tmp_path, caplog):
     assert answers.end_work(0.0) == {}
 
 
-def test_devices_that_share_a_board_are_said_to_draw_all_of_it_together(tmp_path, clock):
+def test_devices_that_share_a_board_divide_its_energy(tmp_path, clock):
     draws(tmp_path, 6.0)
     meters = [EnergyMeter(power_sensor(tmp_path), 3, clock) for _ in range(3)]
     before = [meter.read() for meter in meters]
@@ -138,36 +138,34 @@ def answer(answers, clock, idle, work, waited=0.0):
     return answers.end_work(waited)
 
 
-def test_an_answer_covers_its_work_and_all_the_time_since_the_answer_before(answers, clock):
+def test_an_update_reports_the_energy_since_the_previous_update(answers, clock):
     assert answer(answers, clock, 2, 10) == pytest.approx({"joules.send": 12.0, "joules.train": 60.0})
     assert answer(answers, clock, 5, 1) == pytest.approx({"joules.send": 30.0, "joules.train": 6.0})
 
 
-def test_the_time_that_work_waits_for_its_turn_is_no_work(answers, clock):
+def test_energy_while_work_waits_for_its_turn_does_not_count_as_training(answers, clock):
     assert answer(answers, clock, 0, 10, 0.25) == pytest.approx({"joules.send": 15.0, "joules.train": 45.0})
 
 
-def test_work_that_came_to_nothing_is_not_lost_and_no_training_of_an_answer(answers, clock):
+def test_energy_of_failed_work_counts_as_send_energy_of_the_next_update(answers, clock):
     answers.begin_work()
     clock.now += 3
     assert answer(answers, clock, 1, 2) == pytest.approx({"joules.send": 24.0, "joules.train": 12.0})
 
 
-def test_an_answer_in_which_the_sensor_failed_says_nothing_and_the_next_one_does(
-    answers, clock, tmp_path, caplog
-):
+def test_updates_omit_energy_after_a_sensor_failure_until_it_is_known_again(answers, clock, tmp_path, caplog):
     rail = tmp_path / "sys/class/hwmon/hwmon3/curr1_input"
     answers.begin_work()
     rail.rename(rail.with_name("away"))
     clock.now += 10
     assert answers.end_work(0.0) == {}
     rail.with_name("away").rename(rail)
-    assert answer(answers, clock, 1, 1) == {}, "what was drawn until the sensor came back is not known"
+    assert answer(answers, clock, 1, 1) == {}, "the energy until the sensor came back is not known"
     assert answer(answers, clock, 1, 1) == pytest.approx({"joules.send": 6.0, "joules.train": 6.0})
     assert caplog.text.count("the energy since the last successful reading is unknown") == 1
 
 
-def test_a_device_shows_its_joules_by_phase_and_no_series_where_it_has_none(tmp_path):
+def test_the_metrics_of_a_device_state_joules_by_phase_only_if_measured(tmp_path):
     view = next(iter(simulation(tmp_path, "fedavg").agents.values())).view
     measured, dark = DeviceMetrics(view), DeviceMetrics(view)
     for metrics, said in (

@@ -1,4 +1,4 @@
-"""In a container or a service, the limits decide how much memory is left, not the memory of the machine."""
+"""In a container or a service, the limits determine the available memory, not the memory of the machine."""
 
 import pytest
 
@@ -38,13 +38,13 @@ def left(root):
         (V1, "7:cpu,memory:/docker/1f\n"),
     ],
 )
-def test_a_container_has_what_its_own_limit_leaves(tmp_path, version, groups):
+def test_the_available_memory_of_a_container_follows_its_limit(tmp_path, version, groups):
     root = machine(tmp_path, groups)
     group(root, version, "", 1024 * MIB, used=700, unused_files=150)
     assert left(root) == 1024 - 700 + 150
 
 
-def test_the_least_of_a_service_and_what_is_above_it_counts(tmp_path):
+def test_the_smallest_remainder_of_a_service_and_its_slice_is_available(tmp_path):
     root = machine(tmp_path, "0::/system.slice/protofleet.service\n")
     group(root, V2, "system.slice/protofleet.service", 900 * MIB, used=100)
     group(root, V2, "system.slice", 2000 * MIB, used=1700)
@@ -58,7 +58,7 @@ def test_the_least_of_a_service_and_what_is_above_it_counts(tmp_path):
 @pytest.mark.parametrize(
     ("version", "groups", "limit"), [(V2, "0::/\n", "max"), (V1, "4:memory:/\n", UNLIMITED_V1)]
 )
-def test_without_a_limit_the_machine_counts(tmp_path, version, groups, limit):
+def test_without_a_limit_the_free_memory_of_the_machine_is_available(tmp_path, version, groups, limit):
     root = machine(tmp_path, groups)
     group(root, version, "", limit, used=500)
     assert left(root) == 8000
@@ -67,7 +67,7 @@ def test_without_a_limit_the_machine_counts(tmp_path, version, groups, limit):
     assert left(root) == 8000
 
 
-def test_a_limit_above_what_the_machine_has_left_adds_nothing(tmp_path):
+def test_a_limit_above_the_free_memory_of_the_machine_has_no_effect(tmp_path):
     root = machine(tmp_path, "0::/\n", available=100)
     group(root, V2, "", 4096 * MIB, used=10)
     assert left(root) == 100

@@ -1,4 +1,4 @@
-"""Remote overrides change a few settings for some time, only from allowed senders, and end by themselves."""
+"""Remote overrides change a few settings for a limited time, and only the root can sign them."""
 
 import pytest
 
@@ -40,14 +40,14 @@ def lab(tmp_path):
     return Lab(tmp_path)
 
 
-def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
+def test_a_signed_override_applies_until_it_expires(lab):
     overrides_file = lab.overrides_file()
     overrides_file.check()
     assert lab.seen == []
     lab.write("paused = true\nhottest_celsius = 80.0\n")
     for _ in range(3):
         overrides_file.check()
-    assert lab.seen == [Overrides(paused=True, hottest_celsius=80.0)], "once is enough"
+    assert lab.seen == [Overrides(paused=True, hottest_celsius=80.0)], "an unchanged file is applied once"
     lab.now += 3599
     overrides_file.check()
     assert len(lab.seen) == 1
@@ -56,7 +56,7 @@ def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
     assert lab.seen[-1] == Overrides() and len(lab.seen) == 2
 
 
-def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab):
+def test_a_restarted_process_applies_an_override_for_the_rest_of_its_time(lab):
     lab.write()
     lab.overrides_file().check()
     again = lab.overrides_file()
@@ -65,10 +65,10 @@ def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab
     lab.now += 4000
     third = lab.overrides_file()
     third.check()
-    assert len(lab.seen) == 2, "its time is over"
+    assert len(lab.seen) == 2, "the override has expired"
 
 
-def test_a_later_version_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
+def test_only_a_later_version_of_an_override_replaces_an_earlier_one(lab, caplog):
     overrides_file = lab.overrides_file()
     lab.write("paused = true\n", version=6)
     overrides_file.check()
@@ -96,7 +96,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED)
-def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, words):
+def test_an_invalid_override_is_logged_once_and_not_used(lab, caplog, change, words):
     overrides_file = lab.overrides_file()
     lab.write(**change)
     overrides_file.check()
@@ -104,7 +104,7 @@ def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, 
     assert lab.seen == [] and caplog.text.count("tuning file is not used") == 1 and words in caplog.text
 
 
-def test_overrides_of_another_root_are_not_followed(lab, tmp_path, caplog):
+def test_an_override_without_a_signature_of_this_root_is_not_used(lab, tmp_path, caplog):
     lab.write(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
     lab.overrides_file().check()
     assert lab.seen == [] and "signed by root" in caplog.text
@@ -121,7 +121,7 @@ def supervised(agent, root, **settings):
     return made, limits
 
 
-def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
+def test_a_paused_device_finishes_its_task_and_takes_work_again_after_the_pause(tmp_path):
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
     supervisor, _ = supervised(agent, tmp_path)
@@ -139,7 +139,7 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     sim.run(until=lambda: agent.view.receipts["accepted"] == 3)
 
 
-def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
+def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below_the_limit(tmp_path):
     root = jetson_files(tmp_path / "board")
     zone = root / "sys/class/thermal/thermal_zone0/temp"
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
@@ -152,7 +152,7 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     assert paused == [False, True, True, True, False, False, True]
 
 
-def test_limits_of_training_and_the_log_follow(tmp_path):
+def test_overrides_set_and_reset_the_memory_and_time_limits_of_training(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     supervisor, limits = supervised(agent, tmp_path)
     supervisor.apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
@@ -160,7 +160,7 @@ def test_limits_of_training_and_the_log_follow(tmp_path):
     assert limits == [(5, 7.0), (0, 0.0)]
 
 
-def test_a_slip_is_found_before_anything_is_sent(tmp_path, capsys, monkeypatch):
+def test_deploy_tune_refuses_an_unknown_setting_and_too_many_hours(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     enrol_federation(tmp_path / "fleet", "lab", ["a"])
     (tmp_path / "fleet.toml").write_text('root = "fleet/root"\n[hosts.a]\naddress = "192.0.2.1"\n')

@@ -1,4 +1,4 @@
-"""Only a device's owner, by plain settings, and the root, by signed ones, can let it run a plug-in."""
+"""Only the owner's plain settings and the root's signed settings can allow a plug-in on a device."""
 
 from dataclasses import fields
 
@@ -21,14 +21,14 @@ def fleet(tmp_path_factory):
     return enrol_federation(tmp_path_factory.mktemp("fleet"), "lab", ["a"])
 
 
-def test_the_owners_plain_settings_allow_files_that_lie_beside_them(tmp_path):
+def test_plain_settings_allow_plug_in_files_relative_to_their_folder(tmp_path):
     path = tmp_path / "device.toml"
     path.write_text(TEXT)
     found = load_settings(path, "", []).settings.plugins
     assert found.files == (str(tmp_path / "fedexp.py"), "/opt/x.py") and found.allow == (HASH,)
 
 
-def test_unsigned_settings_allow_nothing_where_signed_ones_are_demanded(tmp_path, fleet):
+def test_unsigned_settings_are_refused_with_the_option_enrolled(tmp_path, fleet):
     path = tmp_path / "device.toml"
     path.write_text(TEXT)
     with pytest.raises(
@@ -37,7 +37,7 @@ def test_unsigned_settings_allow_nothing_where_signed_ones_are_demanded(tmp_path
         load_settings(path, str(fleet.folder_of("a")), [])
 
 
-def test_the_roots_signed_settings_allow_and_a_changed_hash_in_them_is_refused(tmp_path, fleet):
+def test_signed_settings_allow_a_plug_in_and_a_changed_hash_in_them_is_refused(tmp_path, fleet):
     path, keys = tmp_path / "device.settings", fleet.authority().keys
     data = issue_settings(SignedSettings("lab", "a", 1, f'folder = "{tmp_path / "state"}"\n{TEXT}'), keys)
     path.write_text(armoured(SETTINGS, data))
@@ -48,7 +48,7 @@ def test_the_roots_signed_settings_allow_and_a_changed_hash_in_them_is_refused(t
     assert error.value.why is StatementFault.BAD_SIGNATURE
 
 
-def test_the_list_of_what_can_be_overridden_from_afar_has_no_plug_ins_and_no_models():
+def test_the_settings_of_remote_overrides_include_no_plug_ins_and_no_models():
     assert {f.name for f in fields(Overrides)} == {
         "paused", "verbose", "hottest_celsius", "trainer_memory_bytes", "trainer_seconds"
     }  # fmt: skip
@@ -62,7 +62,7 @@ def test_the_list_of_what_can_be_overridden_from_afar_has_no_plug_ins_and_no_mod
         '[models]\non_model = "/bin/sh"\n',
     ],
 )
-def test_an_override_that_the_root_has_signed_allows_no_plug_in(tmp_path, caplog, text):
+def test_a_signed_override_cannot_allow_a_plug_in_or_a_model_command(tmp_path, caplog, text):
     lab = Lab(tmp_path)
     overrides = lab.overrides_file()
     lab.write(text)

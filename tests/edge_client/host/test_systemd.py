@@ -1,4 +1,4 @@
-"""A device works with its machine: the service manager, a status file, and a stop between two questions."""
+"""A device notifies systemd, writes a status file, and can be drained between two tasks."""
 
 import socket
 
@@ -31,7 +31,7 @@ def manager(tmp_path):
 
 
 def to_its_end(sim):
-    """Run the simulation until every answer has its receipt and the devices wait for another run."""
+    """Run the simulation until every update has its receipt and the devices wait for another run."""
     for agent in sim.agents.values():
         agent.run_end.stays = True
     sim.run(
@@ -39,7 +39,7 @@ def to_its_end(sim):
     )
 
 
-def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, manager):
+def test_a_process_notifies_the_systemd_watchdog_from_its_loop(tmp_path, manager):
     systemd, said = manager
     sim = simulation(tmp_path / "run", "fedavg")
     watched = SystemdNotifier(sim.agents["device-0"], systemd)
@@ -53,12 +53,12 @@ def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, mana
     assert said() == ["WATCHDOG=1\nSTATUS=idle; last round 4"]  # 3 rounds and the last evaluation
 
 
-def test_without_a_service_manager_nothing_is_said():
+def test_notify_does_nothing_without_a_service_manager():
     NotifySocket({}).notify("READY=1")
     assert NotifySocket({}).seconds == 0
 
 
-def test_the_status_file_says_how_a_run_went(tmp_path):
+def test_the_status_file_states_the_progress_of_a_run(tmp_path):
     sim = simulation(tmp_path / "run", "fedavg")
     agent, path = sim.agents["device-0"], tmp_path / "status.json"
     file = StatusFile(path, "1.2.3", 9)
@@ -76,40 +76,40 @@ def test_the_status_file_says_how_a_run_went(tmp_path):
     assert path.stat().st_ino == unchanged, "what has not changed is not written again"
 
 
-def test_a_status_of_other_software_is_no_status(tmp_path):
+def test_a_damaged_or_foreign_status_file_is_ignored(tmp_path):
     path = tmp_path / "status.json"
     for text in ("", "{", '{"pid": 1}', '{"unheard": 1}', "[]"):
         path.write_text(text)
         assert read_status(path) is None
 
 
-def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
-    """A device that is asked to stop in the middle of its work still delivers the answer."""
+def test_a_drained_device_ends_after_the_receipt_of_its_current_update(tmp_path):
+    """A device that is drained in the middle of its work still delivers the update."""
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
     sim.run(until=lambda: agent.view.working and agent.view.receipts["accepted"] == 1)
     agent.take(Done(agent.drain), sim.clock.now)
-    assert not agent.finished, "there is work in hand"
+    assert not agent.finished, "it still works on a task"
     sim.run(until=lambda: agent.finished)
     assert agent.view.problem == "" and agent.state.last_round == 2
-    assert agent.view.receipts["accepted"] == 2, "what it had in hand has its receipt"
+    assert agent.view.receipts["accepted"] == 2, "its current update has its receipt"
     sim.boot_device("device-1")  # a later start continues where it stopped
     to_its_end(sim)
     assert sim.service.run.machine.round >= 3 and sim.agents["device-1"].view.receipts["accepted"] >= 1
 
 
-def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):
+def test_a_drained_device_without_a_task_ends_at_once(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     agent.take(Done(agent.drain), 0.0)
     assert agent.finished and agent.view.problem == ""
 
 
-def test_a_status_in_a_folder_that_is_missing_is_refused_with_the_way_out(tmp_path):
+def test_a_status_file_in_a_missing_folder_is_refused_with_a_fix(tmp_path):
     with pytest.raises(SettingsError, match="there is no folder .*/run: make the folder, or name a file in"):
         StatusFile(tmp_path / "run" / "status.json", "1.2.3", 9)
 
 
-def test_a_folder_that_goes_away_costs_the_status_and_not_the_device(tmp_path, caplog):
+def test_a_device_continues_if_the_folder_of_its_status_file_disappears(tmp_path, caplog):
     sim, folder = simulation(tmp_path / "run", "fedavg"), tmp_path / "status"
     folder.mkdir()
     file, agent = StatusFile(folder / "status.json", "1.2.3", 9), sim.agents["device-0"]

@@ -1,11 +1,11 @@
-"""A file keeps which version of a signed text a device has followed."""
+"""A file stores the version of a signed text that a device has used."""
 
 import pytest
 
 from protofleet.edge_client.host.version_file import VersionFile
 
 
-def test_a_version_that_was_stored_is_read_by_the_next_process(tmp_path):
+def test_the_next_process_reads_the_stored_version(tmp_path):
     path = tmp_path / "settings.version"
     assert VersionFile(path).highest() == 0
     VersionFile(path).store(12)
@@ -13,7 +13,7 @@ def test_a_version_that_was_stored_is_read_by_the_next_process(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-1", "1.5", "twelve"])
-def test_a_file_that_holds_no_version_counts_as_version_0(tmp_path, text):
+def test_a_file_that_contains_no_version_counts_as_version_0(tmp_path, text):
     path = tmp_path / "settings.version"
     path.write_text(text)
     assert VersionFile(path).highest() == 0

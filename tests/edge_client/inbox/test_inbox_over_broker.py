@@ -161,7 +161,7 @@ def story(request, tmp_path_factory):
         made.later = made.fill(6, first=8)
         (made.inbox / "c").mkdir()
         made.put(made.inbox / "a" / "broken.npy", lambda file: file.write(b"nothing"))
-        made.until(lambda: "from the next round on" in made.log(), "it has not found what came")
+        made.until(lambda: "from the next round on" in made.log(), "it has not found the new samples")
         made.until(lambda: BROKEN in made.log(), "it has not found the file that it cannot use")
         seen = made.saved().inputs_round
 
@@ -190,12 +190,12 @@ def story(request, tmp_path_factory):
         made.close()
 
 
-def test_it_was_killed_in_a_round_that_it_had_fixed_and_not_answered(story):
+def test_the_device_was_killed_in_a_round_with_a_fixed_sample_list_and_no_update(story):
     assert story.killed.inputs and story.killed.inputs_round > 1
     assert story.killed.inputs_round not in {answer.round for answer in story.killed.answers}
 
 
-def test_a_killed_device_gives_the_bits_that_the_list_of_its_round_demands(story):
+def test_a_killed_device_computes_its_update_from_the_sample_list_of_its_round(story):
     """The expected bits come from a copy of its folder, while the inbox has other files than the round had."""
     settings = story.settings()
     settings = decode(DeviceSettings, {**encode(settings), "folder": str(story.copy), "trainer": "inside"})
@@ -215,25 +215,27 @@ def test_a_killed_device_gives_the_bits_that_the_list_of_its_round_demands(story
     assert state.store.put(payload).object.hex() == answer.object
     assert answer.examples == len(growing.train.y)
     grown = growing.with_labels(growing.announced)
-    assert len(grown.train.y) != answer.examples, "the inbox has others now, and the round had none of them"
+    assert len(grown.train.y) != answer.examples, (
+        "the inbox now has other samples, and the round used none of them"
+    )
 
 
 def decode_network(table):
     return decode(Network, table["network"])
 
 
-def test_what_came_counts_from_a_later_round_on_and_was_told_between_rounds(story):
+def test_new_samples_count_from_a_later_round_and_are_announced_between_rounds(story):
     text = story.log()
     assert "inbox: the list of samples changes from the next round on (a +3, b +3); 14 samples in all" in text
     members = [
         line for line in story.log("coordinator").splitlines() if "examples, its device has stated" in line
     ]
-    assert members == [], "no answer stood on more than its hello had said"
+    assert members == [], "no update used more examples than its hello had stated"
     rounds = story.rounds()
     assert [record["round"] for record in rounds][:ROUNDS] == list(range(1, ROUNDS + 1))
 
 
-def test_what_could_not_be_used_was_told_once_a_process_and_the_device_went_on(story):
+def test_each_process_logs_an_unusable_file_once_and_the_device_continues(story):
     text = story.log()
     # The second process may be at the end of the run before it has looked.
     assert 1 <= text.count(BROKEN) <= 2, "of two processes, once each"
@@ -241,5 +243,5 @@ def test_what_could_not_be_used_was_told_once_a_process_and_the_device_went_on(s
     assert "Traceback" not in text and "Traceback" not in story.log("coordinator")
 
 
-def test_samples_that_no_list_names_any_more_are_removed(story):
+def test_samples_that_no_list_contains_are_removed(story):
     assert len(list((story.state / "inbox").iterdir())) <= 8 + 6 + 5

@@ -26,24 +26,24 @@ def books():
     return [*found, found[2].ended()]
 
 
-def test_the_book_of_each_step_comes_back_from_its_bytes():
+def test_the_book_of_each_step_is_equal_after_encoding_and_reading():
     found = books()
     assert len(found) == len(STEPS) + 1
     assert [read_book(book.encode()) for book in found] == found
 
 
-def test_the_memory_of_past_attempts_comes_back():
+def test_past_attempts_are_equal_after_encoding_and_reading():
     past = PastAttempts(3, (bytes(16), bytes(15) + b"\x01"), True, NAMES)
     book = replace(books()[0], past=past)
     assert read_book(book.encode()).past == past
 
 
-def test_a_book_is_small_because_the_vector_is_not_in_it():
+def test_a_book_is_small_because_it_does_not_contain_the_vector():
     assert max(len(book.encode()) for book in books()) < 3000
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_book_that_ends_early_or_late_is_refused(step):
+def test_a_book_with_missing_or_extra_bytes_is_refused(step):
     data = books()[step].encode()
     for wrong in (data[:-1], data + b"\x00", data[: len(data) // 2], b""):
         with pytest.raises(SecaggError, match="damaged") as error:
@@ -68,7 +68,7 @@ def test_a_book_that_ends_early_or_late_is_refused(step):
         (4, {"past": PastAttempts(3, (bytes(16),))}),
     ],
 )
-def test_fields_that_do_not_fit_each_other_are_refused(step, change):
+def test_a_book_with_inconsistent_fields_is_refused(step, change):
     with pytest.raises(SecaggError, match="do not fit|no bitmap|a roster of"):
         read_book(replace(books()[step], **change).encode())
 

@@ -33,7 +33,7 @@ def refused(why):
 
 
 class World:
-    """A fleet, and a coordinator that can ask each device something else."""
+    """A fleet with a coordinator that can send each device a different request."""
 
     def __init__(self, devices, **changes):
         self.names = NAMES[:devices]
@@ -84,7 +84,7 @@ class World:
         return pack_signatures(self.roster, {name: self.agree(name, survivors) for name in names})
 
 
-def test_the_same_question_gets_the_same_answer_before_and_after_a_restart():
+def test_the_same_request_gets_the_same_answer_before_and_after_a_restart():
     world = World(4).share()
     everyone = world.names
 
@@ -115,7 +115,7 @@ def test_a_device_never_signs_two_sets_of_survivors():
         world.agree(FIRST, five)
 
 
-def test_a_coordinator_that_shows_two_sets_of_survivors_unmasks_neither():
+def test_a_coordinator_that_sends_two_sets_of_survivors_can_unmask_neither_sum():
     world = World(6).mask()
     five, half = world.names[:5], world.names[:3]
     signed = {name: world.agree(name, world.names if name in half else five) for name in five}
@@ -134,7 +134,7 @@ def test_a_second_roster_is_refused():
         world.devices[FIRST].shares(world.roster_of(world.names[:4]).encode(world.directory), world.directory)
 
 
-def test_shares_of_another_roster_do_not_open():
+def test_shares_of_another_roster_cannot_be_decrypted():
     world = World(5)
     smaller = world.roster_of(world.names[:4]).encode(world.directory)
     old = world.devices[FIRST].shares(smaller, world.directory)[:SEALED_PAIR]  # for SECOND
@@ -149,7 +149,7 @@ def test_shares_of_another_roster_do_not_open():
 
 
 @pytest.mark.parametrize("source", ["another attempt", "another sender", "another recipient"])
-def test_replayed_and_exchanged_shares_do_not_open(source):
+def test_replayed_and_exchanged_shares_cannot_be_decrypted(source):
     world, before = World(5).share(), World(5, attempt=bytes(16)).share()
     wrong = {
         "another attempt": before.sealed[SECOND, FIRST],
@@ -161,7 +161,7 @@ def test_replayed_and_exchanged_shares_do_not_open(source):
     assert opened == (FIRST, THIRD, FOURTH, FIFTH)
 
 
-def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
+def test_too_few_decrypted_shares_are_refused_before_the_vector_is_masked():
     world = World(5).share()
     for name in (SECOND, THIRD):
         world.sealed[name, FIRST] = bytes(SEALED_PAIR)
@@ -170,7 +170,7 @@ def test_too_few_shares_that_open_are_refused_before_anything_is_masked():
     assert not world.devices[FIRST].book.vector
 
 
-def test_too_few_devices_that_shared_keys_are_refused_before_anything_is_masked():
+def test_too_few_devices_that_shared_keys_are_refused_before_the_vector_is_masked():
     world = World(6, least=6).share()
     with refused(SecaggFault.TOO_FEW):
         world.masked(FIRST, first=world.names[:5])
@@ -186,7 +186,7 @@ def test_a_second_set_of_devices_that_shared_keys_is_refused():
         world.masked(FIRST, first=world.names[:5])
 
 
-def test_two_views_of_who_shared_keys_cannot_be_unmasked():
+def test_a_sum_with_two_different_sets_of_key_sharers_cannot_be_unmasked():
     world = World(6).share()
     five = world.names[:5]
     for name in world.names[1:]:
@@ -196,7 +196,7 @@ def test_two_views_of_who_shared_keys_cannot_be_unmasked():
         world.devices[SECOND].unmask(world.signatures(five, five))
 
 
-def test_another_model_is_refused_before_shares_are_dealt():
+def test_keys_for_another_model_are_refused_before_shares_are_sent():
     world, other = World(4), World(4, base=bytes(32))
     entries = [read_keys(name, world.devices[name].keys()) for name in world.names[:3]]
     entries.append(read_keys(FOURTH, other.devices[FOURTH].keys()))
@@ -213,14 +213,14 @@ def test_a_device_without_a_record_is_refused():
         world.devices[FIRST].shares(world.roster.encode(world.directory), directory(3))
 
 
-def test_a_device_of_the_coordinators_own_is_refused():
+def test_a_device_that_the_coordinator_invented_is_refused():
     world = World(4)
     invented = Directory({**directory(3).keys, FOURTH: directory(20).keys[NAMES[10]]})
     with refused(SecaggFault.BAD_SIGNATURE):
         world.devices[FIRST].shares(world.roster.encode(world.directory), invented)
 
 
-def test_keys_under_a_second_name_are_refused():
+def test_the_keys_of_a_device_under_a_second_name_are_refused():
     world = World(4)
     copied = replace(world.roster.entry(THIRD), name=SECOND)
     entries = [world.roster.entry(FIRST), copied, world.roster.entry(THIRD), world.roster.entry(FOURTH)]
@@ -250,7 +250,7 @@ def test_a_roster_of_fewer_devices_than_the_terms_allow_is_refused():
         world.devices[FIRST].shares(world.roster_of(world.names[:4]).encode(world.directory), world.directory)
 
 
-def test_survivors_must_have_shared_keys_and_be_enough_with_the_device_itself():
+def test_survivors_must_include_the_device_and_be_enough_and_have_shared_keys():
     world = World(6).share()
     five = world.names[:5]
     for name in five:
@@ -284,7 +284,7 @@ def test_a_device_releases_one_share_of_each_device_and_never_the_other():
         world.agree(FIRST, world.names)
 
 
-def test_a_share_that_did_not_open_is_released_as_no_share():
+def test_a_share_that_could_not_be_decrypted_is_released_as_no_share():
     world = World(6).share()
     world.sealed[SECOND, FIRST] = bytes(SEALED_PAIR)
     for name in world.names:
@@ -294,7 +294,7 @@ def test_a_share_that_did_not_open_is_released_as_no_share():
     assert released.count(NO_SHARE) == 1
 
 
-def test_another_vector_is_never_masked():
+def test_a_second_vector_in_the_same_attempt_is_refused():
     world = World(4).mask()
     words = world.terms.field.encode(world.fleet.vectors[FIRST])
     with refused(SecaggFault.CHANGED_QUESTION):
@@ -303,7 +303,7 @@ def test_another_vector_is_never_masked():
 
 
 @pytest.mark.parametrize("step", ["masked", "agree", "unmask"])
-def test_a_step_that_was_left_out_is_refused(step):
+def test_a_request_after_a_skipped_step_is_refused(step):
     world = World(4)
     if step != "masked":
         world.share()
@@ -319,7 +319,7 @@ def test_a_step_that_was_left_out_is_refused(step):
         ask()
 
 
-def test_nothing_is_answered_after_the_end_and_no_secret_is_kept():
+def test_an_ended_attempt_refuses_every_request_and_keeps_no_secret():
     world = World(4).mask()
     device = world.devices[FIRST]
     secrets = device.book.secrets
@@ -347,7 +347,7 @@ def test_the_secrets_are_deleted_when_the_sum_is_unmasked():
     assert not any(one in kept for one in (secrets.sealing, secrets.masking, secrets.seed, secrets.own))
 
 
-def test_a_device_helps_to_unmask_one_sum_of_a_round():
+def test_a_device_helps_to_unmask_only_one_sum_of_a_round():
     """The difference of two sums of one round would be the vector of one device."""
     world = World(5)
     world.fleet.run()
@@ -358,7 +358,7 @@ def test_a_device_helps_to_unmask_one_sum_of_a_round():
     Instance.begin(FIRST, IDENTITIES[FIRST], replace(again, round=4), past)
 
 
-def test_a_nonce_is_used_once_and_an_older_round_never():
+def test_a_used_nonce_and_an_older_round_are_refused():
     past = PastAttempts()
     for attempt in range(MOST_ATTEMPTS):
         agreed = terms(3, attempt=bytes([attempt]) * 16)
@@ -372,7 +372,7 @@ def test_a_nonce_is_used_once_and_an_older_round_never():
     assert past.with_attempt(terms(3, attempt=bytes(16), round=4)).nonces == (bytes(16),)
 
 
-def test_two_attempts_of_a_device_share_no_key():
+def test_two_attempts_of_a_device_have_different_keys():
     one, other = World(3), World(3)
     for name in one.names:
         first, second = (read_keys(name, world.devices[name].keys()) for world in (one, other))
@@ -380,7 +380,7 @@ def test_two_attempts_of_a_device_share_no_key():
         assert first.commitment != second.commitment
 
 
-def test_a_cohort_close_to_the_last_one_is_refused_if_the_terms_say_so():
+def test_a_cohort_too_similar_to_the_last_one_is_refused_if_the_terms_demand_it():
     """Prototypes move little, so the difference of two sums would show one device's prototypes."""
     world = World(6)
     world.fleet.run()
@@ -414,8 +414,8 @@ def test_a_device_computes_the_sum_itself_and_refuses_a_changed_one():
             device.checked_sum(changed)
 
 
-def test_a_stranger_cannot_answer_for_a_device():
-    """The coordinator refuses keys that another identity has signed."""
+def test_the_coordinator_refuses_keys_that_another_identity_signed():
+    """So another process cannot answer in the name of a device."""
     world = World(3)
     stranger = Instance.begin(FIRST, Ed25519PrivateKey.generate(), world.terms, PastAttempts())
     question = next(conduct(world.terms, world.directory, world.names, "weights.masked"))

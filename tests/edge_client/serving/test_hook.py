@@ -1,4 +1,4 @@
-"""The owner's command is told about each change of version, and the device goes on whatever the command does."""
+"""The owner's command runs after each change of version, and the device continues even if the command fails."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def python(text, *more):
     return [sys.executable, "-c", text, *more]
 
 
-def test_it_is_told_of_the_version_by_its_environment_and_no_shell_reads_its_words(tmp_path):
+def test_the_hook_gets_the_version_in_its_environment_and_runs_without_a_shell(tmp_path):
     seen, words = tmp_path / "seen", "$HOME; touch here && *"
     text = "import os, sys; open(sys.argv[1], 'w').write(os.environ['PROTOFLEET_MODEL'] + '|' + sys.argv[2])"
     hook = ModelHook(python(text, str(seen), words))
@@ -38,7 +38,7 @@ def test_it_is_told_of_the_version_by_its_environment_and_no_shell_reads_its_wor
     assert seen.read_text() == f"{tmp_path / 'v000003'}|{words}" and not hook.failures
 
 
-def test_one_that_does_not_end_is_killed_with_all_that_it_has_started(tmp_path):
+def test_a_hook_that_does_not_end_is_killed_with_its_children(tmp_path):
     note = tmp_path / "pid"
     text = (
         "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); "
@@ -52,7 +52,7 @@ def test_one_that_does_not_end_is_killed_with_all_that_it_has_started(tmp_path):
     until(lambda: not is_running(int(note.read_text())))
 
 
-def test_a_program_that_it_leaves_running_is_left_alone(tmp_path):
+def test_a_program_that_a_finished_hook_started_is_not_killed(tmp_path):
     note = tmp_path / "pids"
     text = "import subprocess, sys; print(subprocess.Popen(['sleep', '30']).pid, file=open(sys.argv[1], 'a'))"
     hook = ModelHook(python(text, str(note)))
@@ -72,7 +72,7 @@ def test_a_program_that_it_leaves_running_is_left_alone(tmp_path):
         (python("import sys; sys.exit('it is not there')"), "exit code 1: it is not there"),
     ],
 )
-def test_one_that_fails_is_counted_and_said(tmp_path, caplog, command, words):
+def test_a_failed_hook_is_counted_and_logged(tmp_path, caplog, command, words):
     hook = ModelHook(command)
     hook.changed(tmp_path / "v000004")
     until(lambda: hook.failures == 1)
@@ -80,7 +80,7 @@ def test_one_that_fails_is_counted_and_said(tmp_path, caplog, command, words):
     assert words in caplog.text
 
 
-def test_changes_while_it_runs_are_one_more_run_with_the_last_of_them(tmp_path):
+def test_changes_during_a_hook_cause_one_more_hook_with_the_last_version(tmp_path):
     seen = tmp_path / "seen"
     text = (
         "import os, sys, time; open(sys.argv[1], 'a').write(os.path.basename(os.environ['PROTOFLEET_MODEL']) + ' '); "
@@ -95,7 +95,7 @@ def test_changes_while_it_runs_are_one_more_run_with_the_last_of_them(tmp_path):
     assert seen.read_text().split() == ["v1", "v3"]
 
 
-def test_when_the_device_ends_what_it_has_not_done_is_ended(tmp_path):
+def test_stop_kills_a_running_hook_and_prevents_new_ones(tmp_path):
     note = tmp_path / "pid"
     text = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     hook = ModelHook(python(text, str(note)))

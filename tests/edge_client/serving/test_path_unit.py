@@ -12,7 +12,7 @@ SHOWN = re.compile(r"^# /etc/systemd/system/(\S+)\n((?:.+\n)+)", re.MULTILINE)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_wrong_with_the_path_unit_and_what_it_starts(tmp_path):
+def test_systemd_analyze_accepts_the_documented_path_unit_and_its_service(tmp_path):
     block = re.search(r"```ini\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)[1]
     units = dict(SHOWN.findall(block))
     assert set(units) == {"my-app-model.path", "my-app-model.service"}

@@ -45,7 +45,7 @@ def cards(published):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedlsa", "fedpall"])
-def test_what_is_served_predicts_as_the_half_did_to_the_bit(tmp_path, method):
+def test_a_served_model_predicts_the_same_bits_as_the_client_half(tmp_path, method):
     published = publisher(tmp_path)
     job, made = job_of(method, published)
     received = first_payload(made)
@@ -62,26 +62,26 @@ def test_what_is_served_predicts_as_the_half_did_to_the_bit(tmp_path, method):
     assert card.classes == NAMES and card.plan_sha256 == made.digest.hex() == current.plan
 
 
-def test_by_default_it_is_the_model_whose_accuracy_the_paper_reports(tmp_path):
+def test_the_default_served_model_is_the_one_whose_accuracy_the_paper_reports(tmp_path):
     for method, kind in (("fedavg", "global"), ("fedproto", "personal")):
         published = publisher(tmp_path / method)
         job, made = job_of(method, published)
         _, measured = job.run(TRAIN, 2, first_payload(made))
-        round = 2 if kind == "personal" else 1  # a task brings the model of the round before
+        round = 2 if kind == "personal" else 1  # a task contains the model of the previous round
         published.versions.accept(made.digest.hex(), 2)
         (version,) = published.versions.whole()
         assert (version.kind, version.round) == (kind, round)
         assert version.validation == measured[f"accuracy.validation.{kind}"]
 
 
-def test_the_first_weights_of_a_run_are_nobody_s_model(tmp_path):
+def test_the_initial_weights_of_a_run_are_not_published(tmp_path):
     published = publisher(tmp_path)
     job, made = job_of("fedavg", published)
     job.run(TRAIN, 1, first_payload(made))
     assert not published.versions.folder.exists()
 
 
-def test_where_a_method_makes_no_model_of_all_that_is_said_once(tmp_path, caplog):
+def test_a_method_without_a_global_model_is_logged_once_if_serve_is_global(tmp_path, caplog):
     published = publisher(tmp_path, serve="global")
     for _ in range(2):
         job, made = job_of("fedproto", published)
@@ -108,7 +108,7 @@ class FullDisk(Disk):
 @pytest.mark.parametrize(
     "disk", [FullDisk("sync"), FullDisk("point"), FullDisk("rename"), FullDisk(free=60_000)]
 )
-def test_a_full_disk_costs_the_copy_and_never_the_training(tmp_path, caplog, disk):
+def test_a_full_disk_prevents_the_copy_but_not_the_training(tmp_path, caplog, disk):
     published = publisher(tmp_path / "full", disk)
     job, made = job_of("fedavg", published)
     without, _ = job_of("fedavg", publisher(tmp_path / "none", serve="off"))
@@ -125,7 +125,7 @@ def test_a_full_disk_costs_the_copy_and_never_the_training(tmp_path, caplog, dis
     assert MODELS_UNWRITTEN not in measured and published.versions.named("current")
 
 
-def test_whatever_a_rule_does_the_training_goes_on(tmp_path, caplog):
+def test_an_error_while_a_model_is_published_does_not_stop_the_training(tmp_path, caplog):
     published = publisher(tmp_path)
     job, made = job_of("fedavg", published)
     good, job.half.encoder = job.half.encoder, lambda rule: 1 / 0
@@ -134,7 +134,7 @@ def test_whatever_a_rule_does_the_training_goes_on(tmp_path, caplog):
     assert "ZeroDivisionError" in caplog.text and published.take_unwritten() == 1
 
 
-def test_settings_say_what_is_wrong_with_them():
+def test_invalid_model_settings_are_refused_with_the_fault():
     for table, words in (
         ({"serve": "both"}, "serve is 'both', it must be one of auto, global, personal, off"),
         ({"keep": 0}, "keep is 0"),
@@ -147,8 +147,8 @@ def test_settings_say_what_is_wrong_with_them():
             decode(ModelSettings, table, "models")
 
 
-def test_a_template_is_filled_with_each_version(tmp_path):
-    """The card of the template says where each tensor's numbers are, and the bytes between them stay."""
+def test_a_template_is_filled_with_the_weights_of_each_version(tmp_path):
+    """The card of the template states where the numbers of each tensor are; the bytes between them stay."""
     plain = publisher(tmp_path / "plain")
     job, made = job_of("fedavg", plain)
     job.run(EVALUATE, 3, first_payload(made))
@@ -175,7 +175,7 @@ def test_a_template_is_filled_with_each_version(tmp_path):
         Template(template).filled(tensors, input_of(made))
 
 
-def test_a_template_that_scales_samples_otherwise_is_refused(tmp_path):
+def test_a_template_with_another_scaling_of_samples_is_refused(tmp_path):
     """Scaling is no tensor: the version would keep the template's scaling, while its card names another one."""
     (tmp_path / "model.onnx").write_bytes(b"")
     plain = publisher(tmp_path / "plain")
@@ -190,7 +190,7 @@ def test_a_template_that_scales_samples_otherwise_is_refused(tmp_path):
         Template(tmp_path).filled({}, input_of(made))
 
 
-def test_a_template_of_another_network_costs_the_copy_and_says_so(tmp_path, caplog):
+def test_an_unusable_template_prevents_the_copy_and_is_logged(tmp_path, caplog):
     (tmp_path / "template").mkdir()
     published = publisher(tmp_path, template=str(tmp_path / "template"))
     job, made = job_of("fedavg", published)

@@ -16,7 +16,7 @@ from tests.support.small_federation import plan
 PLAN = "ab" * 32
 
 
-class Told:
+class RecordingHook:
     failures = 0
 
     def __init__(self):
@@ -41,12 +41,12 @@ def versions(tmp_path):
 
 
 def begun(versions):
-    serving = ModelServing(versions, lambda: PLAN, Told())
+    serving = ModelServing(versions, lambda: PLAN, RecordingHook())
     serving.begin()
     return serving
 
 
-def test_each_change_of_current_is_counted_and_told_whoever_has_made_it(versions):
+def test_each_change_of_current_by_any_program_is_counted_and_runs_the_hook(versions):
     serving = begun(versions)
     write(versions, 1)  # as the training does, in any process
     serving.happened("answered", round=2)
@@ -62,7 +62,7 @@ def test_each_change_of_current_is_counted_and_told_whoever_has_made_it(versions
     assert serving.hook.of[-1] == "stopped"
 
 
-def test_a_device_that_starts_tells_what_is_served_and_finishes_what_its_death_has_interrupted(versions):
+def test_a_starting_device_runs_the_hook_and_repairs_an_interrupted_write(versions):
     write(versions, 1)
     (versions.folder / "current").unlink()
     (versions.folder / "v000002.new").mkdir()
@@ -71,7 +71,7 @@ def test_a_device_that_starts_tells_what_is_served_and_finishes_what_its_death_h
     assert not (versions.folder / "v000002.new").exists()
 
 
-def test_links_that_cannot_be_moved_cost_nobody_the_round(versions, caplog):
+def test_a_failure_to_move_links_is_counted_and_logged_once(versions, caplog):
     class Broken(Disk):
         def before_step(self, step, what):
             raise PermissionError(1, "Operation not permitted")
@@ -84,7 +84,7 @@ def test_links_that_cannot_be_moved_cost_nobody_the_round(versions, caplog):
     assert serving.failures == 2 and caplog.text.count("training goes on") == 1
 
 
-def test_prometheus_is_told_which_round_is_served(versions):
+def test_the_metrics_state_the_round_of_each_link(versions):
     registry, serving = CollectorRegistry(), begun(versions)
     registry.register(ModelCollector(serving, lambda: 4))
     for round in (1, 2):
@@ -99,8 +99,8 @@ def test_prometheus_is_told_which_round_is_served(versions):
 
 
 @pytest.mark.parametrize("key", ["models", "on_model"])
-def test_no_plan_of_a_coordinator_says_what_a_device_runs(key):
-    """A remote override does not say it either: see tests/edge_client/host/test_overrides.py."""
+def test_a_plan_cannot_set_the_served_model_or_the_hook_of_a_device(key):
+    """A remote override cannot set them either: see tests/edge_client/host/test_overrides.py."""
     table = json.loads(plan("fedavg").encode())
     for value in (["reload"], {"on_model": ["reload"]}):
         with pytest.raises(SettingsError, match=f"plan.{key} is not a setting"):

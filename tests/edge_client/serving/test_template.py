@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_onnx_runtime_scores_a_filled_template_as_torch_scores_the_version(tmp_path, method, capsys):
+def test_a_filled_template_gives_the_same_scores_in_onnx_runtime_as_in_torch(tmp_path, method, capsys):
     pytest.importorskip("onnxscript")
     made, data = plan(method, 2), shard(0)
     half = made.client_half(data.train, "owl", validation=data.validation)

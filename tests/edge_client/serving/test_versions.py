@@ -35,13 +35,13 @@ def rounds(versions):
     return [version.round for version in versions.whole()]
 
 
-def test_a_model_of_the_run_is_served_as_soon_as_it_is_whole(versions):
+def test_a_global_model_is_served_as_soon_as_it_is_complete(versions):
     assert write(versions, 1) and write(versions, 2)
     assert (named(versions, "current"), named(versions, "previous")) == (2, 1)
     assert (versions.folder / "current").resolve() == versions.folder / "v000002"
 
 
-def test_a_model_of_the_device_s_own_is_served_once_its_answer_is_accepted(versions):
+def test_a_personal_model_is_served_after_its_update_is_accepted(versions):
     write(versions, 3, waits=True)
     assert named(versions, "current") is None and rounds(versions) == []
     versions.accept(PLAN, 2)
@@ -49,11 +49,11 @@ def test_a_model_of_the_device_s_own_is_served_once_its_answer_is_accepted(versi
     assert rounds(versions) == []
     versions.accept(PLAN, 3)
     assert named(versions, "current") == 3
-    versions.accept(PLAN, 3)  # its receipt came a second time
+    versions.accept(PLAN, 3)  # its receipt arrives a second time
     assert rounds(versions) == [3]
 
 
-def test_a_model_whose_answer_came_too_late_never_counts(versions):
+def test_a_personal_model_whose_update_was_not_accepted_is_removed(versions):
     write(versions, 3, waits=True)
     write(versions, 4, waits=True)
     versions.accept(PLAN, 4)
@@ -61,21 +61,21 @@ def test_a_model_whose_answer_came_too_late_never_counts(versions):
     assert sorted(entry.name for entry in versions.folder.iterdir()) == ["current", "v000002"]
 
 
-def test_the_same_model_again_is_no_other_version(versions):
+def test_the_same_model_is_not_written_as_a_second_version(versions):
     assert write(versions, 1) and not write(versions, 1)
     assert write(versions, 2, waits=True) and not write(versions, 2, waits=True)
     versions.accept(PLAN, 2)
     assert not write(versions, 2, waits=True)
 
 
-def test_the_newest_stay_and_those_that_a_link_names(versions):
+def test_the_newest_versions_and_the_linked_versions_are_kept(versions):
     for round, validation in enumerate((0.5, 0.9, 0.6, 0.9, 0.7, 0.8), 1):
         write(versions, round, validation)
     assert named(versions, "champion") == 2  # the first of equal versions
     assert rounds(versions) == [2, 5, 6]
 
 
-def test_the_champion_is_of_the_run_that_is_served(versions):
+def test_the_champion_belongs_to_the_run_that_is_served(versions):
     write(versions, 9, 0.99)
     write(versions, 1, 0.2, plan=OTHER)
     assert named(versions, "champion") == 1
@@ -83,7 +83,7 @@ def test_the_champion_is_of_the_run_that_is_served(versions):
     assert named(versions, "champion") is None
 
 
-def test_a_pinned_device_writes_versions_and_moves_nothing(versions):
+def test_a_pinned_device_writes_versions_without_moving_its_links(versions):
     write(versions, 1, 0.5)
     write(versions, 2, 0.6)
     versions.pin(1)
@@ -96,7 +96,7 @@ def test_a_pinned_device_writes_versions_and_moves_nothing(versions):
     assert (named(versions, "current"), named(versions, "champion")) == (5, 4)
 
 
-def test_a_rollback_goes_to_what_was_served_before_and_a_second_one_undoes_it(versions):
+def test_a_rollback_serves_the_previous_version_and_a_second_one_undoes_it(versions):
     for round in (1, 2, 3):
         write(versions, round)
     assert versions.rollback().round == 2
@@ -105,7 +105,7 @@ def test_a_rollback_goes_to_what_was_served_before_and_a_second_one_undoes_it(ve
     assert versions.rollback().round == 3
 
 
-def test_where_nothing_was_served_before_there_is_nothing_to_go_back_to(versions):
+def test_a_rollback_without_an_earlier_version_is_refused(versions):
     write(versions, 1)
     with pytest.raises(
         SettingsError, match="there is no earlier version in .*: only v000001 has been served"
@@ -113,7 +113,7 @@ def test_where_nothing_was_served_before_there_is_nothing_to_go_back_to(versions
         versions.rollback()
 
 
-def test_a_version_that_is_not_there_is_named_with_those_that_are(versions):
+def test_the_error_for_a_missing_version_lists_the_versions_that_exist(versions):
     write(versions, 1)
     write(versions, 2)
     with pytest.raises(SettingsError, match="no version v000007 in .*; the versions are: v000001, v000002"):

@@ -1,4 +1,4 @@
-"""The device notes what it last heard, in place in the file if a power cut may undo it."""
+"""The device stores which message it last received, in place in the file if a power cut may undo the note."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def read(folder):
     return HeardFile(folder, NotedDisk(), CLOCK).last
 
 
-def test_a_note_that_a_power_cut_may_undo_makes_no_new_file(tmp_path, heard, disk):
+def test_a_note_without_sync_overwrites_the_file_in_place(tmp_path, heard, disk):
     before = (tmp_path / NAME).stat()
     for sequence in (6, 70_000, 7 << 40):
         heard.note_message(1_800_000_000, sequence, durable=False)
@@ -44,7 +44,7 @@ def test_the_end_of_a_run_is_synced(tmp_path, heard, disk):
     assert read(tmp_path) == LastHeard(1_800_000_000, 6, "x" * 64)
 
 
-def test_a_file_of_an_earlier_version_or_one_that_is_gone_is_made_anew(tmp_path, heard, disk):
+def test_an_old_or_missing_file_is_replaced_by_a_new_one(tmp_path, heard, disk):
     path = tmp_path / NAME
     path.write_bytes(path.read_bytes().rstrip())
     assert read(tmp_path) == LastHeard(1_800_000_000, 5)
@@ -56,7 +56,7 @@ def test_a_file_of_an_earlier_version_or_one_that_is_gone_is_made_anew(tmp_path,
 
 
 @pytest.mark.parametrize("torn", [lambda old, new: new[:100] + old[100:], lambda old, new: new[:100]])
-def test_a_note_that_a_power_cut_has_torn_counts_as_none_and_is_said(tmp_path, heard, caplog, torn):
+def test_a_note_damaged_by_a_power_cut_is_ignored_and_logged(tmp_path, heard, caplog, torn):
     path = tmp_path / NAME
     old = path.read_bytes()
     heard.note_message(1_800_000_001, 6, durable=False)

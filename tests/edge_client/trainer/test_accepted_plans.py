@@ -12,7 +12,7 @@ from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.reader import SettingsError
 
 
-def test_a_plan_is_checked_once_and_a_plan_that_was_refused_is_checked_again(tmp_path, monkeypatch):
+def test_an_accepted_plan_is_checked_once_and_a_refused_plan_each_time(tmp_path, monkeypatch):
     data = DataSettings("digits", domain="mnist", samples=20, test_samples=5, size=8)
     limits = DeviceLimits(epochs=2)
     trainer = LocalTrainer(DeviceSettings("d", folder=str(tmp_path), data=data, threads=1, limits=limits))

@@ -87,7 +87,7 @@ def files(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
-def test_a_job_has_the_same_bits_without_a_store_and_with_features_that_are_new_or_read(tmp_path):
+def test_a_job_has_the_same_bits_without_a_store_and_with_new_or_stored_features(tmp_path):
     plan = plan_of()
     without = first_phase(plan, job_of(plan))
     storing = job_of(plan, store_in(tmp_path))
@@ -122,7 +122,7 @@ def test_a_device_runs_its_backbone_once_for_all_rounds(tmp_path):
 @pytest.mark.parametrize(
     "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
-def test_no_method_notices_that_it_gets_features(method):
+def test_each_method_sends_nearly_the_same_update_from_features_as_from_samples(method):
     plan = plan_of(method)
     job, data = job_of(plan), data_of()
     found, metrics = first_phase(plan, job)
@@ -137,7 +137,7 @@ def test_no_method_notices_that_it_gets_features(method):
 
 
 @pytest.mark.parametrize("harm", [lambda b: b[:-4] + bytes([1, 2, 3, 4]), lambda b: b[:50], lambda b: b""])
-def test_a_damaged_file_is_computed_again(harm, tmp_path, caplog):
+def test_a_damaged_feature_file_is_computed_again(harm, tmp_path, caplog):
     model, x = plan_of().model(), data_of().train.x
     store = store_in(tmp_path)
     expected = store.of(model, x)
@@ -148,7 +148,7 @@ def test_a_damaged_file_is_computed_again(harm, tmp_path, caplog):
     assert path.read_bytes() == whole
 
 
-def test_other_weights_settings_or_samples_have_files_of_their_own(tmp_path):
+def test_other_weights_settings_or_samples_have_their_own_files(tmp_path):
     model, x = plan_of().model(), data_of().train.x
     store_in(tmp_path).of(model, x)
     store_in(tmp_path, network="cnn_bn with another setting").of(model, x)
@@ -159,7 +159,7 @@ def test_other_weights_settings_or_samples_have_files_of_their_own(tmp_path):
     assert len(files(tmp_path)) == 4
 
 
-def test_the_files_take_at_most_the_bytes_of_the_limit_and_the_oldest_are_deleted(tmp_path):
+def test_the_oldest_feature_files_are_deleted_to_keep_the_limit_of_bytes(tmp_path):
     model, x = plan_of().model(), data_of().train.x
     size = computed(model, x).nbytes
     store = store_in(tmp_path, 3 * size)
@@ -206,14 +206,14 @@ def test_all_runs_of_a_folder_share_one_folder_of_features(tmp_path):
     assert found == {str(tmp_path / ".features")} and not re.fullmatch(NAME, ".features")
 
 
-def test_a_file_that_another_device_deletes_at_the_same_time_does_no_harm(tmp_path):
+def test_a_feature_file_that_another_device_deletes_causes_no_error(tmp_path):
     model, x = plan_of().model(), data_of().train.x
     (tmp_path / "deleted.safetensors").symlink_to(tmp_path / "nothing")
     store_in(tmp_path).of(model, x)
     assert len(files(tmp_path)) == 2
 
 
-def test_a_full_disk_costs_only_the_copy_on_it(tmp_path, caplog):
+def test_features_are_computed_but_not_stored_if_the_disk_is_full(tmp_path, caplog):
     class Full(Disk):
         def free_bytes(self, folder):
             return 0
@@ -223,7 +223,7 @@ def test_a_full_disk_costs_only_the_copy_on_it(tmp_path, caplog):
     assert not files(tmp_path) and "are not stored: too little of the disk" in caplog.text
 
 
-def test_samples_are_divided_by_their_number_alone_and_none_are_lost():
+def test_samples_are_divided_into_batches_by_their_number_without_loss():
     model, x = plan_of().model(), torch.rand(2 * PIECE + 5, 3, 16, 16)
     seen = seen_by(type("Half", (), {"model": model}))
     rows = computed(model, x)

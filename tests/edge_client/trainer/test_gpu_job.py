@@ -48,7 +48,7 @@ class OutOfMemoryAtTheEnd(LocalJob):
 
 
 def on_shared_gpu(folder, method, *, stays):
-    """Run the small federation with all devices in one process on one GPU, and return the run and the GPU's usage."""
+    """Run the small federation with all devices in one process on one GPU; return the run and the GPU usage."""
     run = simulation(folder / "run", method)
     (folder / "turns").mkdir()
     process, pieces = GpuProcess.on(folder), Counter()
@@ -82,7 +82,7 @@ def alone(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
-# A half that leaves the GPU comes back from its state each time; the job handles one that stays. The cases are one
+# A half that leaves the GPU is restored from its state each time; the job keeps one that stays. The cases are one
 # method of each shape, and those with their own networks. `make gpu` runs every method on a machine with a GPU.
 OWN_NETWORKS = ("singleset", "adcol", "fcclplus", "fedgen", "fedkd", "fedsr", "fml", "rucr")
 STAY = ("singleset", "fedavg", "fedpall", "rucr")
@@ -96,7 +96,7 @@ CASES = [("leaves", name) for name in (*SHAPES, *OWN_NETWORKS)] + [("stays", nam
         for s, m in CASES
     ],
 )
-def test_a_device_that_shares_a_gpu_learns_the_same_bits_also_when_its_work_runs_out_of_memory(
+def test_devices_on_a_shared_gpu_learn_the_same_bits_even_if_work_runs_out_of_memory(
     method, stays, tmp_path, alone
 ):
     expected = learned(alone(method))
@@ -143,7 +143,7 @@ def received():
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_trainer_works_in_turns_whether_its_device_is_alone_in_its_process_or_not(alone, trainer):
+def test_a_trainer_works_in_turns_even_if_its_device_is_alone_in_the_process(alone, trainer):
     one = trainer(alone)
     payload, metrics = one.start(PLAN).run("train", 1, received())
     assert {
@@ -152,7 +152,7 @@ def test_a_trainer_works_in_turns_whether_its_device_is_alone_in_its_process_or_
     } <= metrics.keys() and payload.keys() == received().keys()
 
 
-def test_work_that_finds_no_memory_is_reported_as_a_training_that_died_of_it(trainer):
+def test_work_without_enough_gpu_memory_raises_a_trainer_died_error(trainer):
     """The device reports this to the coordinator, and asks for work again after a while."""
     job = trainer(deadline=NoMemory()).start(PLAN)
     with pytest.raises(TrainerDiedError) as death:
@@ -161,7 +161,7 @@ def test_work_that_finds_no_memory_is_reported_as_a_training_that_died_of_it(tra
     assert "train alone takes more than" in str(death.value) and "devices.processes" in str(death.value)
 
 
-def test_data_that_find_no_room_on_the_gpu_are_an_error_in_one_line(trainer, monkeypatch):
+def test_data_too_large_for_the_gpu_are_refused_with_the_reason(trainer, monkeypatch):
     def full(shard, place):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -186,7 +186,7 @@ def test_a_process_opens_a_gpu_once_and_none_for_the_cpu(monkeypatch):
 FAKE = SimpleNamespace(name="fake")
 
 
-def test_the_wait_for_a_turn_is_no_work_and_is_told_to_nobody(tmp_path):
+def test_the_wait_for_a_turn_is_in_neither_the_work_time_nor_the_metrics(tmp_path):
     clock = iter([100.0, 110.0])
     job = SimpleNamespace(
         run=lambda phase, number, arrays: ({"w": np.zeros(1, "f4")}, {SECONDS_WAITED: 7.0}),

@@ -49,7 +49,7 @@ def rounds(folder):
     return found
 
 
-def test_the_last_is_kept_and_the_first_of_the_best(tmp_path):
+def test_the_last_model_and_the_first_of_the_best_models_are_kept(tmp_path):
     kept = models(tmp_path)
     for number, validation in enumerate((0.2, 0.7, 0.7, 0.4), 1):
         publish(kept, number, validation)
@@ -60,7 +60,7 @@ def test_the_last_is_kept_and_the_first_of_the_best(tmp_path):
     ]
 
 
-def test_a_later_process_goes_on_with_the_choice(tmp_path):
+def test_a_later_process_continues_the_choice_of_the_best_model(tmp_path):
     publish(models(tmp_path), 2, 0.7)
     later = models(tmp_path)
     publish(later, 3, 0.6)
@@ -69,7 +69,7 @@ def test_a_later_process_goes_on_with_the_choice(tmp_path):
     assert rounds(tmp_path) == {LAST: 4, BEST: 4}
 
 
-def test_a_run_that_begins_again_begins_its_choice_again(tmp_path):
+def test_a_new_run_starts_a_new_choice_of_the_best_model(tmp_path):
     publish(models(tmp_path), 5, 0.9)
     publish(models(tmp_path), 1, 0.1)  # the same plan, a new run
     assert rounds(tmp_path) == {LAST: 1, BEST: 1}
@@ -77,12 +77,12 @@ def test_a_run_that_begins_again_begins_its_choice_again(tmp_path):
     assert rounds(tmp_path) == {LAST: 3, BEST: 3}
 
 
-def test_without_validation_samples_there_is_no_best(tmp_path):
+def test_no_best_model_is_kept_without_validation_samples(tmp_path):
     publish(models(tmp_path), 1, None)
     assert rounds(tmp_path) == {LAST: 1}
 
 
-def test_the_model_of_all_is_not_its_own(tmp_path):
+def test_the_global_model_is_not_kept(tmp_path):
     publish(models(tmp_path), 1, 0.5, GLOBAL)
     assert rounds(tmp_path) == {}
 
@@ -103,7 +103,7 @@ class Full(Disk):
 
 
 @pytest.mark.parametrize("disk", [Full(), Full(free=1000)], ids=["in the middle", "before"])
-def test_a_full_disk_costs_the_copy_and_one_line_and_leaves_nothing_half_written(tmp_path, caplog, disk):
+def test_a_full_disk_prevents_the_copy_and_leaves_no_partial_file(tmp_path, caplog, disk):
     publish(models(tmp_path), 1, 0.5)
     before = kept_file(tmp_path, LAST).read_bytes()
     caplog.set_level(logging.WARNING)
@@ -119,7 +119,7 @@ def test_a_full_disk_costs_the_copy_and_one_line_and_leaves_nothing_half_written
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_device_keeps_what_it_has_trained_unless_its_settings_say_no(tmp_path, keep):
+def test_a_device_keeps_its_trained_model_unless_keep_models_is_false(tmp_path, keep):
     data = DataSettings(domain="optdigits", samples=20, test_samples=5, size=8)
     settings = DeviceSettings(
         "d", folder=str(tmp_path), data=data, threads=1, keep_models=keep, durable=False
@@ -164,7 +164,7 @@ def kinds_of_samples(folder):
 
 
 @pytest.mark.parametrize("kind", ["pixels", "by a function", "numbers"])
-def test_a_kept_model_and_a_served_one_take_samples_as_they_are_stored(tmp_path, kind):
+def test_kept_and_served_models_scale_raw_samples_like_the_training_data(tmp_path, kind):
     raw, data = kinds_of_samples(tmp_path / "data")[kind]
     allowed = (hashlib.sha256((tmp_path / "data/own.py").read_bytes()).hexdigest(),)
     settings = DeviceSettings(

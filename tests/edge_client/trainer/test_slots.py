@@ -23,7 +23,7 @@ from protofleet.runtime.health import STUCK
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0  # seconds that a process may need to import torch on a busy machine
 
-# It says when it is ready, works when it is told to, and prints the times of its network's first and last pass.
+# It prints "ready", works after a line on its standard input, and prints the times of its first and last pass.
 DEVICE = """
 import sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ job.run("train", 1, to_numpy(ask.payload))
 print(passes[0], passes[-1])
 """
 
-# Its worker asks for a slot, prints when it asks and when it has it, and keeps it for ever if it is told to.
+# Its worker prints when it requests a slot and when it gets it, and keeps the slot if the argument is "keeps".
 WORKER = """
 import sys, threading, time
 from protofleet.edge_client.group.device import Process
@@ -136,7 +136,7 @@ def test_five_device_processes_with_two_slots_train_two_at_a_time(tmp_path, star
     assert at_once(spans) == 2
 
 
-def test_a_device_without_a_slot_holds_no_blocks_that_it_has_freed(tmp_path, monkeypatch):
+def test_freed_memory_is_returned_before_the_slot_is_released(tmp_path, monkeypatch):
     slots, taken = Slots(str(tmp_path), 1), []
     monkeypatch.setattr(
         "protofleet.edge_client.trainer.slot_job.return_all_free_blocks",
@@ -147,7 +147,7 @@ def test_a_device_without_a_slot_holds_no_blocks_that_it_has_freed(tmp_path, mon
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
+def test_the_slot_of_a_killed_process_becomes_free(tmp_path, start):
     holder = start(WORKER, tmp_path, "keeps", 0)
     has_it(holder)
     waiting = start(WORKER, tmp_path, "gives it back", 0)
@@ -159,15 +159,15 @@ def test_a_process_that_is_killed_with_a_slot_frees_it(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_a_watchdog_ends_who_is_stuck_with_a_slot_and_nobody_who_waits_for_it(tmp_path, start):
-    asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last sign of life was when it asked
+def test_a_watchdog_ends_a_stuck_holder_of_a_slot_but_no_process_that_waits(tmp_path, start):
+    asked, _ = has_it(stuck := start(WORKER, tmp_path, "keeps", 5))  # its last heartbeat was at the request
     waiting = start(WORKER, tmp_path, "gives it back", 1)  # much shorter than its wait
     _, since = has_it(waiting)
     assert since > asked + 5
     assert (waiting.wait(PATIENCE), stuck.wait(PATIENCE)) == (0, STUCK)
 
 
-def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
+def test_the_wait_for_a_slot_is_reported_separately_in_the_metrics(tmp_path, monkeypatch):
     slots, answers, looked = Slots(str(tmp_path), 1), [], threading.Event()
     monkeypatch.setattr("protofleet.edge_client.trainer.slots.report_progress", looked.set)
     job = SlotJob(Work(), slots)
@@ -184,7 +184,7 @@ def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
     assert 0 < metrics[SECONDS_WAITED] < time.monotonic() - begun
 
 
-def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
+def test_a_process_does_not_wait_for_a_stopped_holder_of_a_slot(start, tmp_path):
     holder = start(WORKER, tmp_path, "keeps", 60)
     has_it(holder)
     holder.send_signal(signal.SIGSTOP)
@@ -193,5 +193,5 @@ def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
     comes = start(WORKER, tmp_path, "gives it back", 60)
     too_late = threading.Timer(PATIENCE, comes.kill)
     too_late.start()
-    assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "it is still the other's"
+    assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "the stopped process still holds the slot"
     too_late.cancel()

@@ -111,7 +111,7 @@ def unbroken(tmp_path, plan, ask, count=2):
     return trainer.data, found
 
 
-def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
+def test_a_separate_trainer_process_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
     data, expected = unbroken(tmp_path, plan, ask)
@@ -123,7 +123,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
+def test_a_killed_trainer_is_reported_and_its_successor_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of(epochs=150)  # many times the work that it can do before it is killed
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
@@ -143,7 +143,7 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     assert_equal([*first, (copies(again), metrics, copies(job.state()))], expected)
 
 
-def test_a_process_that_trains_lives_on_after_wrong_arrays_and_gives_the_same_bits(tmp_path, trainer):
+def test_a_trainer_continues_after_wrong_arrays_and_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=1)
@@ -158,7 +158,7 @@ def test_a_process_that_trains_lives_on_after_wrong_arrays_and_gives_the_same_bi
 
 
 @pytest.mark.slow
-def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_same_bits(tmp_path, trainer):
+def test_a_trainer_that_died_while_idle_is_replaced_and_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=1)
@@ -171,7 +171,7 @@ def test_a_process_that_died_between_two_pieces_of_work_is_replaced_with_the_sam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["plan", "data"])
-def test_a_process_that_replaces_another_says_which_plug_in_has_changed(tmp_path, trainer, where):
+def test_a_replacement_trainer_names_the_plug_in_that_has_changed(tmp_path, trainer, where):
     code = block("adding-a-method.md", "fedexp") if where == "plan" else block("plug-ins.md", "blobs")
     file = tmp_path / f"{'fedexp' if where == 'plan' else 'blobs'}.py"
     file.write_text(code)
@@ -207,7 +207,7 @@ def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer
 
 
 @pytest.mark.slow
-def test_work_without_end_is_ended(tmp_path, trainer):
+def test_work_longer_than_trainer_seconds_is_ended(tmp_path, trainer):
     plan = plan_of(epochs=1000)
     child = trainer(trainer_seconds=0.5)
     with pytest.raises(TrainerDiedError, match="training_died: the work did not end within 0.5 s"):
@@ -215,14 +215,14 @@ def test_work_without_end_is_ended(tmp_path, trainer):
 
 
 @pytest.mark.slow
-def test_a_fault_of_ours_is_raised_with_its_traceback(trainer):
+def test_an_internal_error_of_the_trainer_is_raised_with_its_traceback(trainer):
     child = trainer()
     job = child.start(replace(plan_of(), method="fedproto"))
     with pytest.raises(TrainingError, match="Traceback"):
         job.restore({"weights.nonsense": np.zeros(1, np.float32)})
 
 
-def test_data_that_cannot_be_used_are_one_clear_line(tmp_path):
+def test_unusable_data_raise_a_data_error_that_names_the_folder(tmp_path):
     bad = DeviceSettings(
         "a", folder=str(tmp_path), data=DataSettings(source="folder", root="/nowhere"), trainer="child"
     )
@@ -241,7 +241,7 @@ os._exit(1)
 
 
 @pytest.mark.slow
-def test_the_process_ends_with_its_agent(tmp_path):
+def test_the_trainer_process_ends_with_its_agent(tmp_path):
     told = subprocess.run(
         [sys.executable, "-c", AGENT, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60
     )
@@ -261,7 +261,7 @@ def ended(pid):
     raise AssertionError(f"process {pid} runs still")
 
 
-def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
+def test_out_of_memory_kills_are_read_from_the_count_of_the_kernel(tmp_path):
     own, group = tmp_path / "cgroup", tmp_path / "a.service"
     own.write_text("0::/a.service\n")
     assert kills(tmp_path, own) == -1
@@ -270,8 +270,8 @@ def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
     assert kills(tmp_path, own) == 2
 
 
-def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
-    """It dies once in the middle of a run. The others need not wait, and the device's later answers stay the same."""
+def test_a_device_reports_its_dead_trainer_to_the_coordinator_and_continues(tmp_path):
+    """The trainer dies once in the middle of a run. The others need not wait, and later updates stay the same."""
     sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
     agent, heard = sim.agents["device-1"], []
     start_job, deaths = agent.tasks.runner.start_job, iter([True])
@@ -291,7 +291,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
         return job
 
     agent.tasks.runner.start_job = start
-    sim.service.run.observers.append(Hears(heard))
+    sim.service.run.observers.append(ByeObserver(heard))
     sim.run()
     assert sim.service.context.departures[DisconnectReason.OUT_OF_MEMORY] == 1
     assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
@@ -299,7 +299,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())
 
 
-class Hears:
+class ByeObserver:
     def __init__(self, heard):
         self.heard = heard
 
@@ -310,7 +310,7 @@ class Hears:
     def stepped(self, service, step, now): ...
 
 
-def test_pauses_grow_differ_between_devices_and_end():
+def test_retry_pauses_grow_and_differ_between_devices_and_reset_after_success():
     one, other = RetryBackoff("a"), RetryBackoff("b")
     pauses = [one.begin(0.0) for _ in range(8)]
     assert all(15 <= p <= 900 for p in pauses) and pauses[-1] >= 450
@@ -319,14 +319,14 @@ def test_pauses_grow_differ_between_devices_and_end():
     assert one.begin(100.0) <= 30 and 115 <= one.until <= 130
 
 
-def test_every_bye_is_counted_as_one_of_a_closed_list():
+def test_the_reason_of_each_bye_is_mapped_to_one_of_a_closed_list():
     assert disconnect_reason_of("out_of_memory: it was 5 GB") is DisconnectReason.OUT_OF_MEMORY
     assert disconnect_reason_of("drained") is DisconnectReason.DRAINED
     for text in ("", "out of memory", "x" * 1000, Bye().reason):
         assert disconnect_reason_of(text) is DisconnectReason.OTHER
 
 
-def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
+def test_an_agent_holds_an_update_in_memory_only_once(tmp_path):
     """A board with little memory needs this: each array comes through the pipe, and there is no second copy."""
     ours, theirs = socket.socketpair()
     sent = {"weights.large": np.ones(4_000_000, np.float32), "weights.none": np.empty((0, 3), np.float32)}

@@ -1,4 +1,4 @@
-"""A real Mosquitto allows each identity on each topic and in each direction what the table says."""
+"""A real Mosquitto allows each identity exactly the topics and the directions in the table of topics."""
 
 import time
 
@@ -59,7 +59,7 @@ def topics_of(federation):
         yield nowhere, None, set()
 
 
-def test_the_plain_statement_above_names_every_row_of_the_table():
+def test_the_topics_of_these_tests_cover_all_rows_of_the_topic_table():
     named = {topic for topic, writer, _ in topics_of("f") if writer}
     t = Topics("f")
     assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES}
@@ -85,16 +85,16 @@ def puback(secured, name, topic, frame=b"x"):
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
-def test_each_identity_writes_exactly_where_the_table_says(secured, name):
+def test_each_identity_can_publish_exactly_to_its_topics_in_the_table(secured, name):
     for topic, writer, _ in topics_of(secured.federation):
         assert (puback(secured, name, topic) in TAKEN) == (writer == name), topic
 
 
 @pytest.mark.parametrize("name", IDENTITIES)
-def test_each_identity_hears_exactly_what_the_table_says(secured, name):
+def test_each_identity_receives_exactly_its_topics_in_the_table(secured, name):
     """Each identity subscribes to all topics. Mosquitto grants that, and delivers what the rules allow.
 
-    Beyond the table, patterns hold for every name, so the coordinator may hear what it sends to all devices.
+    Beyond the table, patterns hold for every name, so the coordinator may receive what it sends to all devices.
     """
     topics = [t for t in topics_of(secured.federation) if t[1]]
     hearer = Peer(name, secured.address(name), subscriptions=["#", "$SYS/#"])
@@ -116,7 +116,7 @@ def test_each_identity_hears_exactly_what_the_table_says(secured, name):
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_no_name_of_a_device_lets_it_send_probes_or_the_state_of_the_coordinator(secured, name):
+def test_a_device_with_any_name_cannot_publish_probes_or_the_coordinators_state(secured, name):
     topics = Topics(secured.federation)
     assert puback(secured, name, topics.up(name)) in TAKEN
     assert puback(secured, name, topics.coord_probe) not in TAKEN
@@ -132,7 +132,7 @@ def topics_until(hearer, frame):
                 return
 
 
-def test_the_rules_are_made_of_the_table_and_of_nothing_else():
+def test_the_access_rules_contain_only_the_rows_of_the_topic_table():
     lines = [line.split() for line in access_rules("north").splitlines() if line and line[0] != "#"]
     granted = [
         (words[1], words[2]) for words in lines if words[0] in ("topic", "pattern") and words[1] != "deny"
@@ -144,14 +144,14 @@ def test_the_rules_are_made_of_the_table_and_of_nothing_else():
     assert not any("#" in topic for _, topic in granted)
 
 
-def test_a_revoked_name_is_denied_everything_and_the_others_nothing():
+def test_a_revocation_denies_all_topics_to_the_revoked_name_only():
     rules = access_rules("north", ["d1"])
     assert rules.splitlines()[1:3] == ["user d1", "topic deny protofleet/1/north/#"]
     assert rules.endswith(access_rules("north").split("\n", 1)[1])
     assert "user coordinator\ntopic write" not in access_rules("north", ["coordinator"])
 
 
-def test_the_standby_may_use_two_topics_and_falls_with_the_coordinator():
+def test_the_standby_has_two_topics_and_loses_them_with_the_coordinator():
     rules = access_rules("north").split("user coordinator.standby\n")[1].split("\n\n")[0].splitlines()
     t = Topics("north")
     assert [line for line in rules if not line.startswith("topic deny ")] == [

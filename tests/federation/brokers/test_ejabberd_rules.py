@@ -72,7 +72,7 @@ def of_one_name(name):
     return {(name, "publish", one) for one in written} | {(name, "subscribe", one) for one in heard}
 
 
-def test_each_name_has_its_own_topics_and_the_coordinator_those_of_all():
+def test_each_name_has_its_own_topics_and_the_coordinator_has_the_topics_of_all():
     given = allowed(access_rules("lab"))
     for name in ("board-1", "board-2", "alice"):
         assert {one for one in given if one[0] == name} == of_one_name(name)
@@ -90,7 +90,7 @@ def test_each_name_has_its_own_topics_and_the_coordinator_those_of_all():
     assert standby == {("publish", "coord/probe"), ("subscribe", "coord/state")}
 
 
-def test_what_a_party_subscribes_to_is_allowed():
+def test_the_rules_allow_the_subscriptions_of_each_party():
     rules = Rules(access_rules("lab"))
     wanted = {
         "board-1": TOPICS.device_subscriptions("board-1"),
@@ -117,7 +117,7 @@ def test_the_settings_name_the_enrolled_files_and_the_rules_with_absolute_paths(
     assert 'ip: "::"' in text and "port: 8883" in text and "tls_verify: true" in text
 
 
-def test_names_with_capital_letters_are_refused_by_name():
+def test_the_error_lists_the_names_with_capital_letters():
     demand_lower_case(["board-1", "b_2.x"])
     words = "Board-7, a-B: ejabberd makes all letters of a name small, so no name may have a capital letter"
     with pytest.raises(SettingsError, match=re.escape(words)):

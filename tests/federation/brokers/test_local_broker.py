@@ -19,7 +19,7 @@ from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from tests.conftest import PATIENCE
 
 REPOSITORY = Path(__file__).parents[3]
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stops for some time
 
 
 def until(happened, seconds=20.0):
@@ -38,7 +38,7 @@ def listens(address: BrokerAddress) -> bool:
         return sock.connect_ex((address.host, address.port)) == 0
 
 
-def test_a_started_broker_answers_mqtt_on_the_loopback_and_says_what_it_is(any_broker):
+def test_a_started_broker_answers_mqtt_on_the_loopback_and_states_its_version(any_broker):
     assert any_broker.address.host == "127.0.0.1"
     assert preflight(any_broker.address) is None
     name, version = any_broker.describe().split()[:2]
@@ -46,7 +46,7 @@ def test_a_started_broker_answers_mqtt_on_the_loopback_and_says_what_it_is(any_b
     assert any_broker.log.read_text()
 
 
-def test_a_broker_ends_with_its_block_and_keeps_its_port(tmp_path, any_broker):
+def test_a_broker_stops_at_the_end_of_its_with_block_and_keeps_its_port(tmp_path, any_broker):
     with LocalBroker(tmp_path, kind_of(any_broker)) as broker:
         first = broker.address
         assert listens(first)
@@ -61,7 +61,7 @@ def test_a_broker_listens_on_the_loopback_address_only(any_broker):
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
-def test_a_broker_for_other_machines_has_to_use_tls(tmp_path, any_broker, kind):
+def test_a_broker_for_other_machines_must_use_tls(tmp_path, any_broker, kind):
     with pytest.raises(BrokerError, match=r'on 127\.0\.0\.2 must use TLS, .*broker\.tls = "on"'):
         LocalBroker(tmp_path, kind, host="127.0.0.2")
 
@@ -74,23 +74,23 @@ def test_a_crashed_broker_can_be_started_again(start_mosquitto):
     assert preflight(broker.address) is None
 
 
-def test_a_taken_port_is_named_with_the_way_out(tmp_path, broker):
+def test_the_error_for_a_taken_port_names_the_port_and_a_fix(tmp_path, broker):
     port = broker.address.port
     with pytest.raises(BrokerError, match=f"port {port} on 127.0.0.1 is taken; .*0 means any free port"):
         LocalBroker(tmp_path, "mosquitto", port=port).start()
 
 
-def test_settings_that_mosquitto_refuses_are_told_in_its_words(tmp_path, broker):
+def test_the_error_for_wrong_mosquitto_settings_contains_the_message_of_mosquitto(tmp_path, broker):
     with pytest.raises(BrokerError, match=r"did not start: .*nonsense.*; see .*broker\.log"):
         LocalBroker(tmp_path, "mosquitto", extra_lines=["nonsense true"]).start()
 
 
-def test_the_embedded_broker_takes_no_mosquitto_settings(tmp_path, embedded):
+def test_the_embedded_broker_refuses_mosquitto_settings(tmp_path, embedded):
     with pytest.raises(BrokerError, match="only Mosquitto supports"):
         LocalBroker(tmp_path, "embedded", extra_lines=["acl_file x"])
 
 
-def test_without_any_broker_one_line_gives_both_ways_out(monkeypatch):
+def test_the_error_for_a_missing_broker_names_two_ways_to_install_one(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *place, **path: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for kind in ("auto", "mosquitto", "embedded"):
@@ -101,7 +101,7 @@ def test_without_any_broker_one_line_gives_both_ways_out(monkeypatch):
         assert "apt-get install mosquitto" in message and "pip install" in message
 
 
-def test_without_mosquitto_the_embedded_broker_is_taken(monkeypatch, embedded):
+def test_the_embedded_broker_is_chosen_if_mosquitto_is_missing(monkeypatch, embedded):
     monkeypatch.setattr(shutil, "which", lambda *place, **path: None)
     assert find_broker("auto").kind == "embedded"
 

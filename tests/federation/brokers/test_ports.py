@@ -1,4 +1,4 @@
-"""A port that is free now is still free when a program listens there later."""
+"""A port from `free_port` is still free when a program listens there later."""
 
 import fcntl
 import os
@@ -43,25 +43,25 @@ def taken_by_others(processes=3):
     return [int(port) for process in started for port in process.communicate()[0].split()]
 
 
-def test_a_port_that_was_given_is_given_to_no_other_process_though_nobody_listens_there_yet():
+def test_a_port_is_given_to_only_one_process_even_before_the_process_listens():
     mine = [free_port() for _ in range(20)]
-    everybodys = [*mine, *taken_by_others()]
-    assert len(everybodys) == 80 and len(set(everybodys)) == 80
+    all_ports = [*mine, *taken_by_others()]
+    assert len(all_ports) == 80 and len(set(all_ports)) == 80
 
 
-def test_a_port_on_which_somebody_listens_is_passed_over(turns):
+def test_a_port_in_use_is_skipped(turns):
     port = free_port()
     with socket.create_server((LOOPBACK, port)):
         turns.write_text(str(port - FIRST - 1))  # the port that would be next
         assert free_port() != port
 
 
-def test_a_port_of_an_address_that_this_machine_lacks_is_refused_at_once():
+def test_an_address_that_this_machine_lacks_is_refused_at_once():
     with pytest.raises(OSError, match="Cannot assign requested address"):
         free_port("192.0.2.1")  # of the addresses for examples
 
 
-def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
+def test_free_port_leaves_no_file_open_and_avoids_the_ephemeral_port_range():
     """It runs in a separate process, because threads of other tests open and close files in this one."""
     done = subprocess.run([sys.executable, "-c", FILES_OF_FIFTY], capture_output=True, text=True)
     before, after, *ports = map(int, done.stdout.split())
@@ -71,28 +71,28 @@ def test_no_file_stays_open_and_no_connection_is_given_such_a_port():
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"-1", b"\xff\xfe", "\u0661".encode()])
-def test_a_file_that_says_no_turn_begins_anew(turns, text):
+def test_a_damaged_turn_file_is_replaced(turns, text):
     turns.write_bytes(text)
     port = free_port()
     assert turns.read_text().isdecimal() and free_port() != port
 
 
-def test_where_no_file_can_be_kept_ports_are_drawn(turns):
+def test_a_port_is_random_if_the_turn_file_is_a_symlink(turns):
     turns.symlink_to(turns.parent / "elsewhere")  # any user may put a link there, and it is not followed
     assert 0 < free_port() < 65536 and not (turns.parent / "elsewhere").exists()
 
 
-def test_a_pipe_in_its_place_is_not_waited_for(turns):
+def test_free_port_does_not_wait_for_a_pipe_in_place_of_the_turn_file(turns):
     os.mkfifo(turns)
     assert 0 < free_port() < 65536
 
 
-def test_where_the_file_cannot_be_written_ports_are_drawn_too():
+def test_ports_are_random_if_the_turn_file_cannot_be_written():
     done = subprocess.run([sys.executable, "-c", ON_A_FULL_DISK], capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stdout.split()) == 20, done.stderr
 
 
-def test_a_file_of_another_user_is_not_waited_for(turns, monkeypatch):
+def test_free_port_does_not_wait_for_a_locked_file_of_another_user(turns, monkeypatch):
     with turns.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr("os.getuid", lambda uid=os.getuid() + 1: uid)

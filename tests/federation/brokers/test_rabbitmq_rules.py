@@ -1,4 +1,4 @@
-"""RabbitMQ's patterns let each party do what the table of topics says, and nothing else."""
+"""RabbitMQ's patterns allow each party exactly its topics in the table of topics."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ def rules():
 
 
 @pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
-def test_a_device_and_an_operator_do_what_is_their_own(rules, row, verb):
+def test_a_device_and_an_operator_can_use_only_their_own_topics(rules, row, verb):
     for party, names in (("device", DEVICES), ("operator", OPERATORS)):
         for me, other in itertools.product(names, (*DEVICES, *OPERATORS)):
             role = row.writer if verb == "write" else row.reader
@@ -39,7 +39,7 @@ def test_a_device_and_an_operator_do_what_is_their_own(rules, row, verb):
 
 
 @pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
-def test_the_coordinator_does_the_reverse(rules, row, verb):
+def test_the_coordinator_can_use_the_topics_in_the_reverse_direction(rules, row, verb):
     allowed = "coordinator" in ([row.writer] if verb == "write" else [row.reader, row.echoes and row.writer])
     for device in (*DEVICES, "*"):  # a subscription's `+` is `*` here
         if device != "*" or verb == "read":
@@ -53,7 +53,7 @@ def test_the_standby_reads_the_state_of_the_coordinator_and_writes_its_own_topic
         assert bool(re.search(rules[STANDBY]["write"], key(row, device))) == (row.kind == "coord_probe")
 
 
-def test_other_federations_are_out_of_reach(rules):
+def test_no_user_can_use_topics_of_other_federations(rules):
     for row, user, verb in itertools.product(TOPIC_RULES, rules, ("write", "read")):
         for device in DEVICES:
             for strange in (".lab.", ".1."):
@@ -63,7 +63,7 @@ def test_other_federations_are_out_of_reach(rules):
                 assert not re.search(rules[user][verb], key(row, device) + ".more")
 
 
-def test_nobody_has_a_password_and_no_port_is_open_without_tls(tmp_path):
+def test_no_user_has_a_password_and_no_port_is_open_without_tls(tmp_path):
     table = json.loads(definitions("lab", DEVICES))
     assert {user["password_hash"] for user in table["users"]} == {""} and "guest" not in str(table)
     text = settings(tmp_path, tmp_path / "d.json", ("a", "b"), 8883)
@@ -75,7 +75,7 @@ def test_nobody_has_a_password_and_no_port_is_open_without_tls(tmp_path):
     assert "nodes.2 = rabbit@b" in text
 
 
-def test_what_one_name_may_take_of_the_broker_is_bounded():
+def test_the_connections_and_queue_bytes_of_each_name_are_limited():
     table = json.loads(definitions("lab", DEVICES))
     assert all(2 <= user["limits"]["max-connections"] <= 10 for user in table["users"])
     (policy,) = table["policies"]

@@ -109,17 +109,17 @@ def certificate(standing, folder, since, until, authority=None):
     return replace(standing.fleet.tls("d1"), cert=str(folder / "cert"), key=str(folder / "key"))
 
 
-def test_everybody_who_is_enrolled_is_taken(standing):
+def test_the_broker_accepts_all_enrolled_parties(standing):
     for name in (COORDINATOR, "d1", "d2"):
         assert preflight(standing.address(name)) is None
 
 
-def test_without_a_certificate_nobody_is_taken(standing):
+def test_a_client_without_a_certificate_is_refused(standing):
     bare = TlsFiles(standing.fleet.tls("d1").ca)
     assert_both_say(replace(standing.broker.address, tls=bare), "it wants a client certificate; set tls.cert")
 
 
-def test_a_certificate_of_another_root_is_not_taken(standing, tmp_path):
+def test_a_client_certificate_of_another_root_is_refused(standing, tmp_path):
     other = enrol_federation(tmp_path, standing.federation, ["d1"])
     stranger = replace(other.tls("d1"), ca=standing.fleet.tls("d1").ca)
     assert_both_say(
@@ -135,12 +135,12 @@ def test_a_broker_of_another_root_is_not_trusted(standing, tmp_path):
     )  # fmt: skip
 
 
-def test_an_expired_certificate_is_told_with_its_date(standing, tmp_path):
+def test_the_error_for_an_expired_certificate_states_the_expiry(standing, tmp_path):
     files = certificate(standing, tmp_path, -2 * HOUR, -HOUR)
     assert_both_say(replace(standing.broker.address, tls=files), "CN=d1", "has expired on", "; renew it")
 
 
-def test_a_certificate_of_tomorrow_is_told_with_this_clock(standing, tmp_path):
+def test_the_error_for_a_certificate_of_the_future_states_the_local_time(standing, tmp_path):
     files = certificate(standing, tmp_path, HOUR, 2 * HOUR)
     assert_both_say(replace(standing.broker.address, tls=files), "is valid only from", "this clock says")
 
@@ -173,17 +173,17 @@ def impostor():
         server.close()
 
 
-def test_a_brokers_certificate_is_no_clients(standing):
+def test_the_certificate_of_a_broker_is_refused_for_a_client(standing):
     assert_both_say(standing.address("broker"), "is not made for clients")
 
 
-def test_a_device_cannot_pass_for_the_broker(standing, impostor):
+def test_the_certificate_of_a_device_is_refused_for_a_broker(standing, impostor):
     port = impostor(standing.fleet.tls("d2"))
     words = "certificate is not trusted (unsuitable certificate purpose)"
     assert_both_say(replace(standing.address("d1"), port=port), words)
 
 
-def test_a_broker_reached_by_a_name_that_it_does_not_carry_is_not_trusted(standing, impostor, tmp_path):
+def test_a_broker_whose_certificate_lacks_its_host_name_is_not_trusted(standing, impostor, tmp_path):
     enrol(standing.fleet.authority(), tmp_path / "b2", "b2", 1, ("broker.example",))
     port = impostor(tls_files(tmp_path / "b2"))
     for host in ("127.0.0.1", "localhost"):
@@ -191,17 +191,17 @@ def test_a_broker_reached_by_a_name_that_it_does_not_carry_is_not_trusted(standi
         assert_both_say(address, f"not made out to {host}; use a name in the certificate")
 
 
-def test_a_plain_client_is_not_taken_and_there_is_no_plain_port(standing):
+def test_a_client_without_tls_is_refused_and_no_plain_port_is_open(standing):
     assert_both_say(replace(standing.broker.address, tls=None), "TLS")
     conf = (standing.fleet.folder_of("broker") / "mosquitto.conf").read_text()
     assert conf.count("\nlistener ") == 1 and "allow_anonymous true" not in conf
 
 
-def test_tls_to_a_plain_port_is_told(standing, broker):
+def test_the_error_for_tls_to_a_plain_port_names_the_reason(standing, broker):
     assert_both_say(replace(broker.address, tls=standing.fleet.tls("d1")), "does not speak TLS on this port")
 
 
-def test_a_key_of_another_certificate_is_told_before_anything_is_sent(standing):
+def test_a_key_of_another_certificate_is_refused_before_the_connection(standing):
     mixed = replace(standing.fleet.tls("d1"), key=standing.fleet.tls("d2").key)
     address = replace(standing.broker.address, tls=mixed)
     words = "does not belong to the certificate"
@@ -210,7 +210,7 @@ def test_a_key_of_another_certificate_is_told_before_anything_is_sent(standing):
         Mqtt("d1", address, queue.SimpleQueue())
 
 
-def test_a_key_open_to_others_is_not_used(standing, tmp_path):
+def test_a_key_that_all_users_can_read_is_refused(standing, tmp_path):
     files = certificate(standing, tmp_path, -HOUR, HOUR)
     (tmp_path / "key").chmod(0o644)
     assert "is open to others (mode 0644); chmod 600" in preflight(
@@ -220,14 +220,14 @@ def test_a_key_open_to_others_is_not_used(standing, tmp_path):
     assert preflight(replace(standing.broker.address, tls=files)) is None
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked(standing, tmp_path):
+def test_a_key_with_a_password_is_refused_without_a_prompt(standing, tmp_path):
     files = certificate(standing, tmp_path, -HOUR, HOUR)
     text = new_key().private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"x"))
     (tmp_path / "key").write_bytes(text)
     assert "without a password" in preflight(replace(standing.broker.address, tls=files))
 
 
-def test_nobody_takes_anothers_session_by_its_client_id(secured, join_as):
+def test_a_device_cannot_take_over_a_session_by_its_client_id(secured, join_as):
     first = join_as("d1")
     second = Peer(f"{secured.federation}.d1", secured.address("d2"))  # d2's certificate, d1's client id
     second.next(Connected)
@@ -237,7 +237,7 @@ def test_nobody_takes_anothers_session_by_its_client_id(secured, join_as):
     assert first.inbox.empty()
 
 
-def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured, join_as):
+def test_a_revoked_device_is_disconnected_and_cannot_publish_or_reconnect(secured, join_as):
     topics = Topics(secured.federation)
     coordinator = join_as(COORDINATOR, subscriptions=topics.coordinator_subscriptions())
     thief, honest = join_as("d1", subscriptions=topics.device_subscriptions("d1")), join_as("d2")
@@ -247,7 +247,7 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
         secured.fleet.authority(), "d1", "stolen", secured.fleet.folder_of("broker")
     )
     assert said.startswith("d1 is revoked (1 certificates) and disconnected from 127.0.0.1:")
-    # 2.0.11 disconnects without a reason and refuses the next connection; later brokers say that another one came.
+    # 2.0.11 disconnects without a reason and refuses the next connection; later versions report another client.
     lost = thief.next(Disconnected, lambda item: item.final or "has been revoked" in item.reason)
     assert "CERTIFICATE_REVOKED" in lost.reason or "another process has connected" in lost.reason
     thief.mqtt.publish(topics.up("d1"), b"after")
@@ -261,8 +261,8 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     assert_both_say(secured.address("d2"), "has been revoked")
 
 
-def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_list_holds(secured):
-    """The certificate that checked the broker has ended, and its revocation has ended with it."""
+def test_approvals_and_revocations_are_valid_after_the_check_certificate_expires(secured):
+    """The certificate that checked the broker has expired, and so its revocation is over too."""
     fleet = secured.fleet
 
     def take_next_approvals(authority):
@@ -282,7 +282,7 @@ def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_
     assert preflight(secured.address("d2")) is None
 
 
-def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secured, join_as):
+def test_the_access_rules_alone_block_a_revoked_device_that_is_still_connected(secured, join_as):
     """Between the reload and the cut, Mosquitto 2.0.11 would otherwise leave a connected device its access."""
     topics, broker = Topics(secured.federation), secured.fleet.folder_of("broker")
     coordinator = join_as(COORDINATOR)
@@ -301,7 +301,7 @@ def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secure
     assert thief.inbox.empty() or not isinstance(thief.inbox.get(), Arrived)
 
 
-def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join_as):
+def test_a_renewed_certificate_is_used_at_the_next_connection(secured, join_as):
     topics, fleet = Topics(secured.federation), secured.fleet
     device = join_as("d1", subscriptions=[topics.round])
     old = key_folder.current_serial(fleet.folder_of("d1"))
@@ -324,7 +324,7 @@ def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join
     device.next(Connected)
 
 
-def test_files_that_are_replaced_again_and_again_are_always_of_one_set(secured):
+def test_a_reader_gets_a_matching_key_and_certificate_during_renewals(secured):
     """A reader in the middle of a renewal gets a key and a certificate that belong together."""
     fleet, stop, reads, problems = secured.fleet, threading.Event(), threading.Event(), []
 
@@ -351,7 +351,7 @@ def test_files_that_are_replaced_again_and_again_are_always_of_one_set(secured):
     assert problems and set(problems) == {None}
 
 
-def test_two_roots_work_side_by_side_and_the_old_one_ends(secured):
+def test_both_roots_are_valid_during_a_rotation_and_only_the_new_one_after_it(secured):
     fleet = secured.fleet
 
     def hand_out(*names):
@@ -385,18 +385,18 @@ def test_two_roots_work_side_by_side_and_the_old_one_ends(secured):
     assert "does not know who signed" in preflight(replace(secured.broker.address, tls=stale))
 
 
-def test_a_device_enrolled_later_needs_no_word_to_the_broker(secured):
+def test_the_broker_accepts_a_device_that_was_enrolled_after_its_start(secured):
     enrol(secured.fleet.authority(), secured.fleet.folder_of("d3"), "d3", 1)
     assert preflight(secured.address("d3")) is None
 
 
-def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopback(tmp_path):
+def test_a_plain_port_is_opened_only_on_request_and_only_on_the_loopback(tmp_path):
     assert "anonymous true" not in tls_settings(tmp_path, ListenerSettings())
     asked = tls_settings(tmp_path, ListenerSettings(plain_port=1883))
     assert "listener 1883 127.0.0.1\nallow_anonymous true" in asked and "per_listener_settings true" in asked
 
 
-def test_a_broker_that_does_not_run_is_named_when_it_shall_reload(tmp_path):
+def test_a_reload_of_a_broker_that_does_not_run_is_refused(tmp_path):
     fleet = enrol_federation(tmp_path, "lab", ["d1"])
     with pytest.raises(BrokerError, match="no Mosquitto has the process id in"):
         disconnect.reload(fleet.folder_of("broker"))

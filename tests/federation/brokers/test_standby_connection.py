@@ -47,7 +47,7 @@ def pair(secured):
     standby.mqtt.close()
 
 
-def test_the_standby_asks_and_the_coordinator_answers_while_both_stay_connected(secured, pair):
+def test_a_standby_and_the_coordinator_exchange_messages_while_both_stay_connected(secured, pair):
     leader, link, standby, asks = pair
     topics = Topics(secured.federation)
     asks.probe()

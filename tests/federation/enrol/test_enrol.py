@@ -84,7 +84,7 @@ def test_a_device_joins_by_a_request_an_approval_and_two_fingerprints(lab, tmp_p
     assert not (tmp_path / "d1" / "pending").exists()
 
 
-def test_a_wrong_fingerprint_stops_either_side_and_leaves_nothing(lab, tmp_path):
+def test_a_wrong_fingerprint_stops_an_approval_and_an_installation(lab, tmp_path):
     code, said = lab("approve d1/pending/request --root root --fingerprint 0123456789abcdef")
     assert code == 2 and "not approved" in said and not (tmp_path / "root/approvals/d1.approval").exists()
     lab("approve d1/pending/request --root root --yes")
@@ -96,12 +96,12 @@ def test_a_wrong_fingerprint_stops_either_side_and_leaves_nothing(lab, tmp_path)
     )
 
 
-def test_where_nobody_can_compare_nothing_is_believed(lab):
+def test_approve_without_a_terminal_needs_a_fingerprint_or_yes(lab):
     code, said = lab("approve d1/pending/request --root root")
     assert code == 2 and "use --fingerprint or --yes" in said
 
 
-def test_private_keys_are_made_where_they_stay_and_open_to_nobody(lab, tmp_path):
+def test_private_keys_stay_in_their_folder_and_have_mode_0600(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     keys = {p.name for p in private_files(tmp_path / "d1")}
     assert keys == {"identity.key", "receive.key", "tls.key"}
@@ -117,7 +117,7 @@ def test_private_keys_are_made_where_they_stay_and_open_to_nobody(lab, tmp_path)
     assert b"PRIVATE" not in str(os.environ).encode()
 
 
-def test_a_key_that_others_can_read_is_refused_with_the_way_out(lab, tmp_path):
+def test_a_key_that_others_can_read_is_refused_with_a_fix(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")
     for name in ("identity.key", "receive.key"):
@@ -159,7 +159,7 @@ def test_an_approval_changed_on_its_way_is_refused_and_changes_nothing(lab, tmp_
     key_folder.install(tmp_path / "d1", data, wanted, time.time())
 
 
-def test_another_federations_operator_and_another_devices_approval_are_refused(lab, tmp_path):
+def test_a_request_of_another_federation_and_an_approval_of_another_device_are_refused(lab, tmp_path):
     other = make_authority(tmp_path / "other", "elsewhere", 1)
     data = read_armoured(REQUEST, tmp_path / "d1/pending/request")
     assert why(lifecycle.review_request, other, data) == StatementFault.WRONG_FEDERATION
@@ -176,7 +176,7 @@ def test_another_federations_operator_and_another_devices_approval_are_refused(l
     )
 
 
-def test_a_name_that_is_taken_gets_other_keys_only_by_a_word_of_its_own(lab, tmp_path):
+def test_an_enrolled_name_gets_other_keys_only_with_the_option_replace(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d1 --federation {FEDERATION} --folder intruder")
     code, said = lab("approve intruder/pending/request --root root --yes")
@@ -188,7 +188,7 @@ def test_a_name_that_is_taken_gets_other_keys_only_by_a_word_of_its_own(lab, tmp
     )
 
 
-def test_a_renewal_keeps_the_keys_and_an_older_approval_is_not_taken_back(lab, tmp_path):
+def test_a_renewal_keeps_the_keys_and_an_older_approval_is_refused(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes --days 10")
     first = (tmp_path / "root/approvals/d1.approval").read_text()
     lab("install root/approvals/d1.approval --folder d1 --yes")
@@ -205,7 +205,7 @@ def test_a_renewal_keeps_the_keys_and_an_older_approval_is_not_taken_back(lab, t
     assert len(list((tmp_path / "d1").glob("set*"))) == 2
 
 
-def test_what_has_expired_is_the_first_that_is_due_and_is_renewed_like_the_rest(lab, tmp_path):
+def test_an_expired_record_is_the_first_due_one_and_can_be_renewed(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes --days 0.00001")
     while "expired" not in lab("list --root root")[1]:  # this takes one second at most
         pass
@@ -216,10 +216,10 @@ def test_what_has_expired_is_the_first_that_is_due_and_is_renewed_like_the_rest(
     assert "expired" not in lab("list --root root --due 400")[1]
     assert lab("install root/approvals/d1.approval --folder d1 --yes")[0] == 0
     lab("revoke d1 --root root")
-    assert "d1" not in lab("list --root root --due 400")[1], "who was revoked is not to be renewed"
+    assert "d1" not in lab("list --root root --due 400")[1], "a revoked device is not due for a renewal"
 
 
-def test_new_keys_wait_beside_those_in_use_until_they_are_approved(lab, tmp_path):
+def test_new_keys_are_not_used_before_they_are_approved(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")
     before = load_enrolled(tmp_path / "d1/current", time.time()).record
@@ -231,7 +231,7 @@ def test_new_keys_wait_beside_those_in_use_until_they_are_approved(lab, tmp_path
     assert after.sign != before.sign and after.receive != before.receive
 
 
-def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
+def test_a_revoked_device_is_refused_until_it_is_approved_with_new_keys(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")
     code, said = lab("revoke d1 --root root --reason stolen")
@@ -256,7 +256,7 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     assert "user d1" not in unverified_approval(read_armoured(APPROVAL, approval)).rules
 
 
-def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):
+def test_changes_of_records_are_noticed_during_a_run(tmp_path):
     fleet = enrol_federation(tmp_path, FEDERATION, ["d1"])
     now = [time.time()]
     trust = load_trust(fleet.folder_of("coordinator") / "current")
@@ -271,7 +271,7 @@ def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):
     assert "d1" not in known
 
 
-def test_files_are_looked_at_once_a_second_and_name_and_at_once_where_the_clock_was_set_back(tmp_path):
+def test_a_record_is_read_at_most_once_a_second_unless_the_clock_was_set_back(tmp_path):
     fleet = enrol_federation(tmp_path, FEDERATION, ["d1", "d2"])
     folder, now = fleet.folder_of("coordinator"), [time.time()]
     trust = load_trust(folder / "current")
@@ -289,7 +289,7 @@ def test_files_are_looked_at_once_a_second_and_name_and_at_once_where_the_clock_
     assert "d2" not in known
 
 
-def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_path):
+def test_a_rotation_replaces_the_root_and_every_party_accepts_the_new_root(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")
     now = time.time()
@@ -299,12 +299,12 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
         assert lab(f"install root/approvals/{name}.approval --folder {name}")[0] == 0
     code, said = lab("rotate --root root --finish")
     assert code == 2 and "these names still use the old root: broker, coordinator, d1" in said
-    lab("renew coordinator --root root")  # this is too early, as the devices would not believe it
+    lab("renew coordinator --root root")  # this is too early, as the devices would not trust it
     assert "coordinator" in lab("rotate --root root --finish")[1]
     lab("renew d1 --root root")
     record = read_armoured("record", tmp_path / "root/records/d1.record")
     both = load_trust(tmp_path / "coordinator/current")
-    assert both.admit(record, now).name == "d1"  # the coordinator believes the old and the new root
+    assert both.admit(record, now).name == "d1"  # the coordinator trusts the old and the new root
     assert why(old.trust.admit, record, now) == StatementFault.UNKNOWN_ROOT
     # No fingerprint is needed, as the old root has signed the new one.
     assert lab("install root/approvals/d1.approval --folder d1")[0] == 0
@@ -322,7 +322,7 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
     assert len(x509.load_pem_x509_certificates(ends)) == 1
 
 
-def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
+def test_a_device_that_missed_a_rotation_can_still_install_the_new_root(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
     lab("install root/approvals/d1.approval --folder d1 --yes")
     lab("rotate --root root")
@@ -365,13 +365,13 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("rotate --root root --finish --years 3", "--years is for a new root, but --finish makes no root"),
     ],
 )
-def test_a_mistake_is_one_line(lab, line, words):
+def test_a_wrong_command_ends_with_an_error_that_names_the_fault(lab, line, words):
     code, said = lab(line)
     assert code in (1, 2) and words in said.splitlines()[-1]
     assert "Traceback" not in said
 
 
-def test_nothing_prints_a_private_key(tmp_path):
+def test_the_repr_of_keys_and_requests_contains_no_private_key(tmp_path):
     request, _ = key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True)
     keys = key_folder.load_keys(tmp_path / "pending")
     for key in (keys.identity, keys.receive, keys.tls):
@@ -379,7 +379,7 @@ def test_nothing_prints_a_private_key(tmp_path):
         assert body not in f"{keys!r}{request!r}" and len(body) > 40
 
 
-def test_a_fleet_of_one_folder_is_enrolled_once_and_grows(tmp_path):
+def test_a_fleet_in_one_folder_keeps_its_keys_when_it_grows(tmp_path):
     first = enrol_federation(tmp_path, FEDERATION, ["d1"])
     before = (first.folder_of("d1") / "current/tls.key").read_bytes()
     again = enrol_federation(tmp_path, FEDERATION, ["d1", "d2"])
@@ -388,20 +388,20 @@ def test_a_fleet_of_one_folder_is_enrolled_once_and_grows(tmp_path):
         assert load_enrolled(again.folder_of(name) / "current", time.time()).record.name == name
 
 
-def test_a_damaged_register_is_named(lab, tmp_path):
+def test_the_error_names_a_damaged_register(lab, tmp_path):
     (tmp_path / "root/register.json").write_text('{"federation": "lab", "entries": 3}')
     code, said = lab("list --root root")
     assert code == 2 and "register.json is damaged: entries" in said
 
 
-def test_an_armoured_approval_is_not_taken_for_a_request(tmp_path):
+def test_an_approval_is_refused_in_place_of_a_request(tmp_path):
     (tmp_path / "x").write_text(armoured(APPROVAL, b"x"))
     assert why(read_armoured, REQUEST, tmp_path / "x") == StatementFault.MALFORMED
     with pytest.raises(SettingsError):
         Authority(tmp_path)
 
 
-def test_of_two_operators_in_one_folder_the_one_who_is_behind_writes_nothing(tmp_path):
+def test_a_command_with_an_outdated_register_writes_nothing(tmp_path):
     make_authority(tmp_path / "root", "lab", 1, durable=False)
     one, other = Authority(tmp_path / "root", durable=False), Authority(tmp_path / "root", durable=False)
     enrol(one, tmp_path / "d1", "d1", 30)
@@ -418,7 +418,7 @@ def test_of_two_operators_in_one_folder_the_one_who_is_behind_writes_nothing(tmp
     enrol(Authority(tmp_path / "root", durable=False), tmp_path / "d3", "d3", 30)
 
 
-def test_operators_who_work_at_the_same_time_lose_nothing(tmp_path):
+def test_concurrent_enrolments_in_one_folder_are_all_kept(tmp_path):
     make_authority(tmp_path / "root", "lab", 1, durable=False)
 
     def enrolled(name):

@@ -57,7 +57,7 @@ def answers(folder, port, broker="broker"):
         program.communicate()
 
 
-def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_word(lab):
+def test_an_enrolled_broker_starts_with_the_printed_command(lab):
     port = free_port()
     said = enrol_in(lab, f"broker localhost --root root --folder broker --port {port}")
     assert "broker: mosquitto -c broker/mosquitto.conf" in said
@@ -67,7 +67,7 @@ def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_wor
 
 
 @pytest.mark.slow
-def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(lab):
+def test_a_later_install_adds_the_user_and_the_port_to_the_settings(lab):
     """This happens to a broker that was enrolled before its user existed, or that moves to another port."""
     me, port = pwd.getpwuid(os.geteuid()).pw_name, free_port()
     install = asked(lab, "broker", "broker", "--host localhost")
@@ -78,11 +78,13 @@ def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(
     assert "restart Mosquitto: a reload does not change its listeners" in said
     assert conf(lab)[0] == f"user {me}" and f"listener {port} 0.0.0.0" in conf(lab)
     assert answers(lab, port) is None
-    assert "restart Mosquitto" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
+    assert "restart Mosquitto" not in enrol_in(lab, f"{install} --port {port}"), (
+        "the settings have this port already"
+    )
 
 
 @pytest.mark.slow
-def test_settings_that_somebody_has_changed_are_never_written_over(lab):
+def test_settings_that_were_edited_by_hand_are_not_overwritten(lab):
     install = asked(lab, "broker", "broker", "--host localhost")
     enrol_in(lab, install)
     path = lab / "broker" / "mosquitto.conf"
@@ -98,7 +100,7 @@ def test_settings_that_somebody_has_changed_are_never_written_over(lab):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["--port 1883", "--plain-port 0 --user root", "--listen 127.0.0.1"])
-def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_installed(lab, options):
+def test_broker_options_for_a_device_are_refused_before_anything_is_installed(lab, options):
     install = asked(lab)
     said = enrol_in(lab, f"{install} {options}", code=2).splitlines()
     assert len(said) == 1 and said[0].startswith(f"protofleet: {options.split()[0]}")
@@ -108,14 +110,14 @@ def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_inst
 
 
 @pytest.mark.slow
-def test_a_user_that_is_none_leaves_no_half_enrolled_broker(lab):
+def test_an_unknown_user_is_refused_before_any_file_is_made(lab):
     said = enrol_in(lab, "broker localhost --root root --folder broker --user no-such", code=2)
     assert said == "protofleet: there is no user no-such on this machine\n" and not (lab / "broker").exists()
     enrol_in(lab, "broker localhost --root root --folder broker")
 
 
 @pytest.mark.slow
-def test_a_wrong_fingerprint_is_refused_where_the_root_is_known_too(lab):
+def test_a_wrong_fingerprint_is_refused_even_if_the_root_is_known(lab):
     install = asked(lab)
     enrol_in(lab, install)
     assert "has another fingerprint" in enrol_in(lab, install.replace("--yes", "--fingerprint 0123"), code=2)
@@ -125,14 +127,14 @@ def test_a_wrong_fingerprint_is_refused_where_the_root_is_known_too(lab):
     enrol_in(lab, install.replace("--yes", f"--fingerprint {right.split(': ')[-1].replace(' ', '')}"))
 
 
-def test_a_fleet_that_is_there_takes_no_other_federation_and_no_other_host(lab):
+def test_an_existing_fleet_refuses_another_federation_and_another_host(lab):
     enrol_in(lab, "fleet all d1 --federation lab")
     assert "all is a fleet of lab" in enrol_in(lab, "fleet all d1 --federation other", code=2)
     assert "is only for localhost, 127.0.0.1" in enrol_in(lab, "fleet all d1 --host b.example", code=2)
     assert "2 devices, a coordinator and a broker of lab" in enrol_in(lab, "fleet all d1 d2 --host localhost")
 
 
-def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monkeypatch, capsys):
+def test_the_option_user_is_refused_if_the_caller_is_not_root(lab, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     assert main(["enrol", "fleet", str(lab / "all"), "d1", "--user", "nobody"]) == 2
     told = capsys.readouterr().err
@@ -143,7 +145,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_further_word(lab):
+def test_a_broker_in_a_folder_closed_to_mosquitto_runs_as_root(lab):
     (lab / "closed").mkdir(mode=0o700)
     port = free_port()
     said = enrol_in(lab, f"broker localhost --root root --folder closed/broker --port {port}")
@@ -154,7 +156,7 @@ def test_a_broker_in_a_folder_that_is_closed_to_mosquitto_runs_as_root_with_no_f
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_a_user_that_was_named_and_cannot_get_at_the_folder_is_told_with_the_way_out(lab):
+def test_a_named_user_without_access_to_the_folder_is_reported_with_a_fix(lab):
     (lab / "closed").mkdir(mode=0o700)
     said = enrol_in(lab, "broker localhost --root root --folder closed/broker --user mosquitto")
     assert (
@@ -162,7 +164,7 @@ def test_a_user_that_was_named_and_cannot_get_at_the_folder_is_told_with_the_way
     )
 
 
-def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypatch):
+def test_the_error_for_a_reload_as_another_user_names_the_command_for_root(lab, monkeypatch):
     enrol_in(lab, "broker localhost --root root --folder broker")
     (lab / "broker" / "mosquitto.pid").write_text(f"{os.getpid()}\n")
     monkeypatch.setattr(Path, "is_dir", lambda path: False)  # a machine without /proc
@@ -178,7 +180,7 @@ def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypa
 
 
 @pytest.mark.slow
-def test_the_queues_of_a_broker_are_those_for_the_devices_that_are_said(lab):
+def test_the_option_devices_sets_the_queue_limits_of_a_broker(lab):
     enrol_in(lab, "broker localhost --root root --folder broker")
     assert "# Queues for 64 devices." in conf(lab)
     enrol_in(lab, "install root/approvals/broker.approval --folder broker --yes --devices 100 --port 8884")
@@ -188,10 +190,10 @@ def test_the_queues_of_a_broker_are_those_for_the_devices_that_are_said(lab):
     }
     assert "listener 8884 0.0.0.0" in conf(lab)
     enrol_in(lab, "install root/approvals/broker.approval --folder broker --yes --port 8885")
-    assert "# Queues for 128 devices." in conf(lab), "what was said once stays"
+    assert "# Queues for 128 devices." in conf(lab), "an earlier number of devices is kept"
 
 
-def test_a_fleet_that_grows_gets_other_queues_and_the_operator_of_another_broker_is_told():
+def test_queue_limits_change_when_the_number_of_devices_passes_a_power_of_two():
     sizes = [queue_limits(2 << 30, devices).bytes for devices in (16, 17, 64, 65, 128)]
     assert sizes == sorted(sizes, reverse=True) and sizes[3] == sizes[4]
     assert [devices for devices in range(1, 600) if queues_are_full(devices)] == [65, 129, 257, 513]

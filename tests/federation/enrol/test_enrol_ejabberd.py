@@ -41,7 +41,7 @@ def test_a_node_gets_its_settings_and_its_rules(lab, capsys):
     assert not (lab / "node-2" / "mosquitto.conf").exists()
 
 
-def test_after_a_revocation_the_same_command_writes_the_rules_again_and_keeps_the_settings(lab, capsys):
+def test_the_command_repeated_after_a_revocation_writes_only_the_rules_again(lab, capsys):
     (lab / "node-1" / SETTINGS_FILE).write_text("edited")
     before = (lab / "node-1" / RULES_FILE).read_text()
     assert main(["enrol", "revoke", "board-2", "--root", "fleet/root"]) == 0
@@ -61,7 +61,7 @@ def test_after_a_revocation_the_same_command_writes_the_rules_again_and_keeps_th
         (["--user", "no-such-user"], "there is no user no-such-user"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused_in_one_line(lab, capsys, options, words):
+def test_an_option_that_does_not_fit_ejabberd_is_refused_in_one_line(lab, capsys, options, words):
     assert node(*options) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
@@ -96,7 +96,7 @@ def test_a_renewed_certificate_is_installed_without_a_mosquitto_conf(lab, capsys
     assert not (lab / "node-1" / "mosquitto.conf").exists()
 
 
-def test_a_revocation_that_names_a_node_of_ejabberd_as_its_broker_says_what_to_do(lab, capsys):
+def test_a_revocation_with_an_ejabberd_node_as_its_broker_is_refused(lab, capsys):
     words = ["enrol", "revoke", "board-2", "--root", "fleet/root", "--broker", "node-1"]
     assert main(words) == 2
     assert "belongs to ejabberd, which reads no list of revoked names" in capsys.readouterr().err

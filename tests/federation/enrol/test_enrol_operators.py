@@ -68,13 +68,13 @@ def test_an_operator_joins_renews_and_is_revoked_like_a_device(do, tmp_path):
     assert do("revoke alice --root root")[0] == 0
     assert not statement.exists()
     assert do("install root/approvals/coordinator.approval --folder coordinator")[0] == 0
-    statement.write_bytes(kept)  # Somebody puts the statement back.
+    statement.write_bytes(kept)  # A person puts the statement back.
     with pytest.raises(StatementError) as error:
         known(tmp_path).admitted("alice")
     assert error.value.why is StatementFault.REVOKED and "alice" not in known(tmp_path)
 
 
-def test_the_root_decides_who_is_an_operator_and_with_which_grants(do):
+def test_approve_refuses_an_operator_with_a_wrong_part_or_wrong_grants(do):
     assert "not as a device" in approve(do)
     assert "an operator needs --grants" in approve(do, "--part operator")
     assert "no grant 'all'; there are view, run" in approve(do, "--grants all")
@@ -83,13 +83,13 @@ def test_the_root_decides_who_is_an_operator_and_with_which_grants(do):
     assert do("request d1 --federation lab --folder d1")[0] == 0
     said = approve(do, "--grants view", request="d1/pending/request")
     assert "asks to be enrolled as a device, not as an operator" in said
-    # A name is of one part.
+    # A name belongs to one part only.
     approve(do, "--grants view")
     assert do("request alice --federation lab --folder other")[0] == 0
     assert "alice is the name of an operator already" in approve(do, request="other/pending/request")
 
 
-def test_no_reader_takes_the_statement_of_an_operator_for_a_record_or_for_other_grants(do, tmp_path):
+def test_an_operator_statement_is_refused_as_a_record_and_with_changed_grants(do, tmp_path):
     approve(do, "--grants", ",".join(GRANTS))
     authority = Authority(tmp_path / "root")
     roots = first_roots(read_armoured(ROOTS, tmp_path / "root" / "roots.statement")).keys

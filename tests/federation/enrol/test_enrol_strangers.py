@@ -1,6 +1,6 @@
-"""Requests and approvals of strangers are refused, and the operator's lists stay right over years.
+"""Invalid requests and forged approvals are refused.
 
-The tests use the commands that people use. They are separate processes where a later command reads the files.
+The tests use the commands that people use. Commands whose files a later command reads are separate processes.
 """
 
 import sys
@@ -107,7 +107,7 @@ def test_a_request_with_a_receive_key_of_small_order_is_refused(tmp_path, key):
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
-def test_a_request_that_anybody_could_have_signed_is_refused(tmp_path, key):
+def test_a_request_with_a_signing_key_of_small_order_is_refused(tmp_path, key):
     key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True, durable=False)
     body, _ = request_of(tmp_path, sign=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
@@ -116,7 +116,7 @@ def test_a_request_that_anybody_could_have_signed_is_refused(tmp_path, key):
     assert authority.register.entries == ()
 
 
-def test_the_operator_is_told_in_one_line_and_nothing_is_issued(lab, tmp_path):
+def test_approve_prints_one_line_for_a_weak_key_and_issues_nothing(lab, tmp_path):
     body, identity = request_of(tmp_path / "d1", receive=RECEIVE[0])
     (tmp_path / "asked").write_text(armoured(REQUEST, sign_statement(REQUEST, body, [identity])))
     said = lab("approve asked --root root --yes", code=2)
@@ -141,7 +141,7 @@ def weak_from_before(root, folder):
     authority.write("records/d1.record", armoured(RECORD, sign_statement(RECORD, weak, authority.keys)))
 
 
-def test_who_was_enrolled_with_such_a_key_before_keeps_nobody_else_from_anything(lab, tmp_path, caplog):
+def test_a_device_enrolled_earlier_with_a_weak_key_does_not_block_other_devices(lab, tmp_path, caplog):
     weak_from_before(tmp_path / "root", tmp_path / "d1")
     lab("request d2 --federation lab --folder d2")
     lab("approve d2/pending/request --root root --yes --days 20")
@@ -180,7 +180,7 @@ def csr_of(key, version=0):
         (lambda: b"", "invalid request"),
     ],
 )
-def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
+def test_a_request_with_an_invalid_csr_is_refused_with_the_reason(tmp_path, make, words):
     key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True, durable=False)
     body, identity = request_of(tmp_path, csr=make())
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
@@ -188,7 +188,7 @@ def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
         lifecycle.review_request(authority, sign_statement(REQUEST, body, [identity]))
 
 
-def test_an_interrupt_while_a_request_is_read_is_no_wrong_signature():
+def test_an_interrupt_while_a_request_is_read_is_raised_unchanged():
     data = new_csr("d1", ec.generate_private_key(ec.SECP256R1()))
 
     def interrupted_in_its_signature(frame, event, argument):
@@ -209,7 +209,7 @@ def test_an_interrupt_while_a_request_is_read_is_no_wrong_signature():
 # -- approvals, and what they are for
 
 
-def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_path):
+def test_a_request_is_approved_only_for_the_part_in_the_command(lab, tmp_path):
     lab("request board --federation lab --folder board --host broker.example")
     said = lab("approve board/pending/request --root root --yes", code=2)
     assert said.splitlines()[-1] == (
@@ -231,18 +231,18 @@ def test_a_request_is_approved_for_the_part_that_was_said_and_no_other(lab, tmp_
     )
 
 
-def test_a_request_is_approved_for_the_name_that_was_said_and_no_other(lab, tmp_path):
+def test_a_request_is_approved_only_for_the_name_in_the_command(lab, tmp_path):
     said = lab("approve d1/pending/request --root root --yes --name d2", code=2)
     assert "d2 was expected, but the request is for the name d1" in said
     assert not (tmp_path / "root/approvals/d1.approval").exists()
     lab("approve d1/pending/request --root root --yes --name d1")
 
 
-# -- roots that an owner believes
+# -- roots that an owner trusts
 
 
 def stranger(tmp_path, keys_of, signed_by, approved_by):
-    """Forge an approval of d1's request: the record is the stranger's, and so is the choice of roots and signers.
+    """Forge an approval of d1's request: the attacker makes the record and chooses roots and signers.
 
     Write it to the file "forged" and return the fingerprint of the honest root.
     """
@@ -266,22 +266,20 @@ def stranger(tmp_path, keys_of, signed_by, approved_by):
 
 
 @pytest.mark.parametrize("keys_of", [("evil", "honest"), ("honest", "evil")])
-def test_a_strangers_approval_is_not_installed_by_who_compares_the_right_fingerprint(
-    process, tmp_path, keys_of
-):
+def test_a_forged_approval_is_refused_if_the_right_fingerprint_is_given(process, tmp_path, keys_of):
     right = stranger(tmp_path, keys_of, ["evil"], ["evil"])
     said = process(f"install forged --folder d1 --fingerprint {right}", code=2)
     assert not (tmp_path / "d1/current").exists() and len(said.splitlines()) <= 2
 
 
-def test_an_approval_that_only_a_retired_root_has_signed_is_not_a_newcomers(lab, tmp_path):
-    """Both roots have signed the rotation. A thief of the old root approves with it and shows the new root."""
+def test_a_new_device_refuses_an_approval_that_only_a_retired_root_signed(lab, tmp_path):
+    """Both roots have signed the rotation. A thief of the old root signs an approval that names the new root."""
     right = stranger(tmp_path, ["evil", "honest"], ["evil", "honest"], ["evil"])
     said = lab(f"install forged --folder d1 --fingerprint {right}", code=2)
     assert "signed by root" in said and not (tmp_path / "d1/current").exists()
 
 
-def test_a_newcomer_joins_in_the_middle_of_a_rotation_by_the_newest_fingerprint(lab, tmp_path):
+def test_a_new_device_joins_during_a_rotation_with_the_newest_fingerprint(lab, tmp_path):
     lab("rotate --root root")
     lab("approve d1/pending/request --root root --yes")
     newest = Authority(tmp_path / "root").fingerprint.replace(" ", "")

@@ -1,4 +1,4 @@
-"""Processes are known by their enrolment, and an enrolment can end while a run goes on."""
+"""Processes authenticate by their enrolment, and an enrolment can end during a run."""
 
 import time
 from dataclasses import replace
@@ -36,7 +36,7 @@ def of_device(fleet, name, federation="lab"):
     return credentials.of_device(str(fleet.folder_of(name)), federation, name, "", "")
 
 
-def test_enrolled_parties_know_each_other_and_nobody_else(fleet):
+def test_the_coordinator_knows_all_devices_and_a_device_knows_only_the_coordinator(fleet):
     keys, ring = of_coordinator(fleet)
     for name in "ab":
         own, known = of_device(fleet, name)
@@ -50,7 +50,7 @@ def test_enrolled_parties_know_each_other_and_nobody_else(fleet):
     assert sorted(ring) == ["a", "b"] and "c" not in ring and COORDINATOR not in ring
 
 
-def test_an_enrolment_for_another_name_or_federation_is_refused_in_words(fleet):
+def test_an_enrolment_for_another_name_or_federation_is_refused_with_the_reason(fleet):
     with pytest.raises(
         SettingsError, match=r"holds the enrolment of a in lab, but the settings are for a in sea"
     ):
@@ -59,19 +59,19 @@ def test_an_enrolment_for_another_name_or_federation_is_refused_in_words(fleet):
         credentials.of_device(str(fleet.folder_of("b")), "lab", "a", "", "")
 
 
-def test_a_folder_that_nobody_has_enrolled_is_refused_in_words(tmp_path):
+def test_a_folder_without_an_enrolment_is_refused_with_a_fix(tmp_path):
     with pytest.raises(SettingsError, match=r"gone holds no enrolment; `protofleet enrol install`"):
         credentials.of_device(str(tmp_path / "gone"), "lab", "a", "", "")
 
 
-def test_a_device_that_joins_while_a_run_goes_on_is_known_at_once(fleet):
+def test_a_device_enrolled_during_a_run_is_known_at_once(fleet):
     _, ring = of_coordinator(fleet)
     assert "c" not in ring
     enrol(fleet.authority(), fleet.folder_of("c"), "c", 30.0)
     assert "c" in ring
 
 
-def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_within_a_second(fleet, tmp_path):
+def test_an_installed_revocation_applies_to_a_running_coordinator_within_a_second(fleet, tmp_path):
     """This holds even if the file of the record is still there, because only the list counts."""
     kept = tmp_path / "records"
     kept.mkdir()
@@ -92,7 +92,7 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_withi
 
 
 @pytest.mark.parametrize("new_keys", [True, False])
-def test_a_renewal_does_not_end_an_enrolment_and_a_new_one_after_a_revocation_does(fleet, new_keys):
+def test_a_new_enrolment_after_a_revocation_ends_the_earlier_one_but_a_renewal_does_not(fleet, new_keys):
     folder, now = fleet.folder_of(COORDINATOR), [time.time()]
     ring = KnownRecords(
         fleet.root / "records", load_trust(folder / "current"), clock=lambda: now[0], follow=folder
@@ -131,33 +131,31 @@ def enrolled_anew(fleet, name, new_keys=True):
 
 
 @pytest.mark.parametrize("again", [renewed, enrolled_anew])
-def test_what_a_device_says_by_a_new_record_is_not_rejected_by_the_old_one_that_is_believed_still(
-    fleet, again
-):
+def test_a_hello_with_a_new_record_is_not_rejected_by_the_boot_of_the_old_record(fleet, again):
     """A rejected hello would end a device whose boot numbers came from a wrong clock."""
-    folder, now = fleet.folder_of(COORDINATOR), time.time()  # this clock stands still
+    folder, now = fleet.folder_of(COORDINATOR), time.time()  # this clock does not advance
     ring = KnownRecords(
         fleet.root / "records", load_trust(folder / "current"), clock=lambda: now, follow=folder
     )
     me, topics = Identity(COORDINATOR, 7, of_coordinator(fleet)[0]), Topics("lab")
     link = CoordinatorLink(me, ring, topics, Silence(), clock=Clock(lambda: now))
 
-    def hear_hello():
+    def receive_hello():
         own, known = of_device(fleet, "a")
         device = DeviceLink(Identity("a", int(now), own), known, topics, Silence(), None)
         return link.open(topics.up("a"), device.seal(Hello("a", 5, 5), COORDINATOR))
 
     link.remember({"a": (int(now) + 365 * 86_400, 3, ring["a"].holder)})  # its clock was wrong
     with pytest.raises(Rejected, match="stale_boot"):
-        hear_hello()
+        receive_hello()
     install(
         fleet.folder_of("a"), again(fleet, "a"), lambda seen: True, fleet.authority().now(), durable=False
     )
-    assert hear_hello() is not None
+    assert receive_hello() is not None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
-def test_a_device_whose_enrolment_ends_is_in_no_later_cohort_and_the_run_goes_on(tmp_path, method):
+def test_a_device_whose_enrolment_ends_is_in_no_later_cohort_and_the_run_continues(tmp_path, method):
     run = simulation(tmp_path, method, policy=replace(POLICY, quorum=2))
     run.run(until=lambda: run.service.run.machine.round == 2)
     del run.keyring["device-2"]

@@ -95,7 +95,7 @@ def installing(*names):
     return [f"install root/approvals/{name}.approval --folder {name}" for name in names]
 
 
-def test_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_one(lab):
+def test_a_killed_rotation_is_completed_by_the_next_rotate_command(lab):
     next_ones = ["rotate --root root", *installing("broker", "coordinator")]
     folders = killed_at_each_step(lab, "rotate --root root", *next_ones)
     # The changes are writes and renames of three files of the root, the register, the statements and two approvals.
@@ -107,12 +107,12 @@ def test_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_one(lab):
         assert not list((folder / "root" / "roots").glob("*.new"))
 
 
-def test_after_a_killed_rotation_any_other_command_goes_on_too(lab):
+def test_other_commands_work_after_a_killed_rotation(lab):
     folders = killed_at_each_step(lab, "rotate --root root", "renew d1 --root root", *installing("d1"))
     assert {len(trusted(folder, "d1")) for folder in folders} == {1, 2}
 
 
-def test_an_end_of_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_one(lab):
+def test_a_killed_end_of_a_rotation_is_completed_by_the_next_command(lab):
     enrol_in(lab / "whole", "rotate --root root")
     for line in installing("broker", "coordinator"):
         enrol_in(lab / "whole", line)

@@ -10,7 +10,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.conftest import PATIENCE
 
 OTHER = "127.0.0.2"
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stops for some time
 
 
 def problem_at(local, folder, host):
@@ -30,7 +30,7 @@ def test_all_parties_accept_a_broker_that_has_moved_to_another_host(tmp_path, br
     assert {name: (local.root / name).read_bytes() for name in roots} == roots
 
 
-def test_keys_of_the_broker_stay_when_its_certificate_is_made_again(tmp_path):
+def test_the_broker_keeps_its_key_when_its_certificate_is_made_again(tmp_path):
     local = enrol_federation(tmp_path / "enrolled", "tiny", ["d1"])
     key = (local.folder_of(BROKER) / "current" / "tls.key").read_bytes()
     for hosts in (("n1",), ("n2", "10.0.0.2"), ("n1",)):

@@ -34,13 +34,13 @@ def held_of(root, copy):
     return read_held(copy, revoked, read_armoured(ROOTS, root.folder / "roots.statement"), root.crl())
 
 
-def test_a_broker_s_x509_list_alone_says_the_version_and_the_serial_numbers(root, copy):
+def test_the_x509_list_of_a_broker_contains_the_version_and_the_serial_numbers(root, copy):
     revoke(root, "a", "sold")
     held = read_held(copy, crl=root.crl())
     assert (held.version, held.serials) == (root.register.version, {root.register.latest("a").serial})
 
 
-def test_lists_of_another_federation_and_damaged_ones_say_nothing(root, tmp_path):
+def test_lists_of_another_federation_and_damaged_lists_are_ignored(root, tmp_path):
     revoke(root, "a", "sold")
     other = make_authority(tmp_path / "other", "lab", 1, durable=False)
     assert (
@@ -50,14 +50,14 @@ def test_lists_of_another_federation_and_damaged_ones_say_nothing(root, tmp_path
     )
 
 
-def test_the_root_itself_and_one_that_is_newer_than_the_hosts_are_taken(root, copy):
+def test_a_root_that_is_as_new_as_the_hosts_or_newer_is_accepted(root, copy):
     before = held_of(root, root)
     assert problem(root, {"hub": before}, "ab") == ""
     revoke(root, "a", "sold")
     assert problem(root, {"hub": before, "other": held_of(root, root)}, "ab") == ""
 
 
-def test_a_root_in_which_one_of_two_was_revoked_again_is_told_of_the_other(root, copy):
+def test_an_older_root_is_refused_with_the_revocation_that_it_lacks(root, copy):
     revoke(root, "a", "sold")
     revoke(root, "b", "lost")
     copy.register = copy.register.with_revocation_lists(copy.now() + 100)  # newer than all lists so far
@@ -67,16 +67,14 @@ def test_a_root_in_which_one_of_two_was_revoked_again_is_told_of_the_other(root,
     assert f"`protofleet enrol revoke b --root {copy.folder}`" in said, "it is no device of the fleet's file"
 
 
-def test_who_was_enrolled_and_revoked_since_is_not_known_by_name_and_another_way_out_is_said(
-    root, copy, tmp_path
-):
+def test_the_fix_for_a_lacking_revocation_of_an_unknown_name_is_a_rotation(root, copy, tmp_path):
     enrol(root, tmp_path / "c", "c", 30)
     revoke(root, "c", "sold")
     said = problem(copy, {"hub": held_of(root, copy)}, "ab")
     assert "revoked on hosts" not in said and "`protofleet enrol rotate`" in said
 
 
-def test_a_root_from_before_a_rotation_is_known_by_the_roots_alone(root, copy):
+def test_a_root_from_before_a_rotation_is_detected_by_the_list_of_roots(root, copy):
     finish_rotation(begin_rotation(root, 1), force=True)
     held = read_held(copy, roots=read_armoured(ROOTS, root.folder / "roots.statement"))
     assert "its roots are of version 1, hub holds version" in problem(copy, {"hub": held}, "ab")

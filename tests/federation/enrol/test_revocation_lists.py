@@ -25,7 +25,7 @@ FEDERATION = "lab"
 HOURS_LATER = """
 import time
 now = time.time
-time.time = lambda: now() + 3 * 3600  # before anything of ours takes it for its clock
+time.time = lambda: now() + 3 * 3600  # before protofleet uses it as a clock
 from protofleet.cli.main import program
 program()
 """
@@ -46,8 +46,8 @@ def process(folder):
     return partial(enrol_in, folder)
 
 
-def test_a_list_that_outlives_what_it_revokes_is_still_taken_later(process, folder):
-    """A device's certificate of some minutes is revoked and then ends; hosts that hold the list go on."""
+def test_a_list_is_accepted_after_the_revoked_certificate_has_expired(process, folder):
+    """A certificate that is valid for some minutes is revoked and then expires; hosts keep the list."""
     process("approve d1/pending/request --root root --yes --days 0.01")
     process("revoke d1 --root root")
     process("install root/approvals/coordinator.approval --folder coordinator")
@@ -130,7 +130,7 @@ class Years:
         assert good <= held.serials, "what is revoked and has not ended is in the list"
 
 
-DEEDS = st.one_of(
+ACTIONS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.2, 60, 700, 3 * DAY])),
     st.tuples(st.just("enrol"), st.sampled_from([0.01, 2, 300])),
     st.tuples(st.just("revoke"), st.booleans()),
@@ -138,13 +138,13 @@ DEEDS = st.one_of(
 )
 
 
-@given(st.lists(DEEDS, max_size=8))
+@given(st.lists(ACTIONS, max_size=8))
 @settings(max_examples=8, deadline=None)
-def test_whatever_an_operator_does_every_later_list_is_taken(tmp_path_factory, deeds):
+def test_every_later_list_is_accepted_after_any_actions_of_an_operator(tmp_path_factory, actions):
     years = Years(tmp_path_factory.mktemp("years") / "root")
     years.published()
-    for deed, value in [("enrol", 2), *deeds, ("revoke", True), ("wait", 700), ("wait", 3 * DAY)]:
-        match deed:
+    for action, value in [("enrol", 2), *actions, ("revoke", True), ("wait", 700), ("wait", 3 * DAY)]:
+        match action:
             case "wait":
                 years.now += value
             case "enrol":
@@ -158,7 +158,7 @@ def test_whatever_an_operator_does_every_later_list_is_taken(tmp_path_factory, d
         years.published()
 
 
-def test_a_register_of_an_earlier_form_goes_on_with_lists_that_everybody_takes(process, folder):
+def test_a_register_of_an_earlier_form_gives_lists_that_every_party_accepts(process, folder):
     """The version of such a register may have had two contents already; the next version has one."""
     process("approve d1/pending/request --root root --yes")
     process("revoke d1 --root root")

@@ -66,7 +66,7 @@ def serials(folder, name):
 
 
 def without_standby(folder, root="root", coordinator="coordinator"):
-    """Leave what an earlier release leaves: one certificate in the folder and in the register."""
+    """Leave the files of an earlier release: one certificate in the folder and in the register."""
     path = folder / root / "register.json"
     register = json.loads(path.read_text())
     register["entries"] = [e for e in register["entries"] if e["name"] != STANDBY]
@@ -90,7 +90,7 @@ def test_one_enrolment_of_the_coordinator_gives_it_two_certificates_for_one_key(
     assert "coordinator.standby  standby      valid" in said
 
 
-def test_requests_and_approvals_that_are_carried_by_hand_need_no_extra_step(do, tmp_path):
+def test_a_coordinator_enrolled_by_request_and_approval_gets_both_certificates(do, tmp_path):
     assert do("request coordinator --federation lab --folder coordinator")[0] == 0
     assert do("approve coordinator/pending/request --root root --part coordinator --yes")[0] == 0
     assert do("install root/approvals/coordinator.approval --folder coordinator --yes")[0] == 0
@@ -105,7 +105,7 @@ def test_a_device_and_a_broker_get_one_certificate_only(lab, tmp_path):
         assert not (tmp_path / name / "current" / "standby.crt").exists()
 
 
-def test_a_renewal_renews_both_and_the_second_has_no_renewal_of_its_own(lab, tmp_path):
+def test_the_second_certificate_is_renewed_only_together_with_the_first(lab, tmp_path):
     before = installed(tmp_path)
     assert "coordinator.standby" not in lab("list --root root --due 400")[1]
     code, said = lab("renew --root root --due 400")
@@ -118,7 +118,7 @@ def test_a_renewal_renews_both_and_the_second_has_no_renewal_of_its_own(lab, tmp
         assert code == 2 and "is renewed and revoked together with coordinator" in said
 
 
-def test_a_revocation_of_the_coordinator_covers_both_until_it_is_enrolled_again(lab, tmp_path):
+def test_a_revocation_of_the_coordinator_covers_both_certificates_until_a_new_approval(lab, tmp_path):
     lab("renew coordinator --root root")
     issued = serials(tmp_path, COORDINATOR) | serials(tmp_path, STANDBY)
     assert len(issued) == 4
@@ -137,9 +137,7 @@ def test_a_revocation_of_the_coordinator_covers_both_until_it_is_enrolled_again(
     assert "deny protofleet/1/lab/#" not in rules()
 
 
-def test_a_coordinator_of_an_earlier_release_gets_its_second_certificate_with_its_next_approval(
-    lab, tmp_path
-):
+def test_a_coordinator_of_an_earlier_release_gets_both_certificates_with_its_next_approval(lab, tmp_path):
     without_standby(tmp_path)
     assert address(tmp_path) is None
     own, record = installed_one(tmp_path), (tmp_path / "root/records/coordinator.record").read_bytes()
@@ -159,7 +157,7 @@ def installed_one(folder):
     return x509.load_pem_x509_certificate((folder / COORDINATOR / "current" / "tls.crt").read_bytes())
 
 
-def test_a_federation_on_one_machine_of_an_earlier_release_gets_it_at_its_next_start(tmp_path):
+def test_a_local_federation_of_an_earlier_release_gets_both_certificates_at_its_next_start(tmp_path):
     enrol_federation(tmp_path, "lab", ["d1"])
     assert address(tmp_path)
     without_standby(tmp_path)
@@ -172,8 +170,8 @@ def test_a_federation_on_one_machine_of_an_earlier_release_gets_it_at_its_next_s
     assert len(serials(tmp_path, STANDBY)) == 1
 
 
-def test_a_certificate_that_an_interrupted_command_left_is_not_given_away(lab, tmp_path):
-    """The register is written after the certificate, so nobody could revoke what a killed command has left."""
+def test_a_certificate_that_an_interrupted_command_left_is_not_used(lab, tmp_path):
+    """The register is written after the certificate, so the certificate of a killed command could not be revoked."""
     before = json.loads((tmp_path / "root" / "register.json").read_text())
     lab("renew coordinator --root root")
     left = x509.load_pem_x509_certificate((tmp_path / "root" / "certs" / f"{STANDBY}.crt").read_bytes())
@@ -214,7 +212,7 @@ def test_an_approval_whose_second_certificate_is_for_another_key_is_not_installe
     assert code == 2 and "is for keys that are not in coordinator" in said
 
 
-def test_a_rotation_of_the_root_waits_for_no_second_certificate(lab, tmp_path):
+def test_a_rotation_of_the_root_does_not_wait_for_the_second_certificate(lab, tmp_path):
     lab("rotate --root root")
     assert "still use the old root: broker, coordinator;" in lab("list --root root")[1]
     for name in (COORDINATOR, "broker"):
@@ -226,7 +224,7 @@ def test_a_rotation_of_the_root_waits_for_no_second_certificate(lab, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["device", "operator"])
-def test_a_new_party_cannot_take_a_name_of_the_coordinator(lab, tmp_path, part):
+def test_a_new_party_cannot_have_a_name_that_is_reserved_for_the_coordinator(lab, tmp_path, part):
     code, said = lab(f"request coordinator.standby --federation lab --folder x --part {part}")
     assert code == 2 and said.count("\n") == 1
     assert (
@@ -245,7 +243,7 @@ def test_a_new_party_cannot_take_a_name_of_the_coordinator(lab, tmp_path, part):
     assert not (tmp_path / "made" / "devices").exists()
 
 
-def test_a_device_that_had_such_a_name_before_keeps_it_and_the_coordinator_goes_without(tmp_path, caplog):
+def test_a_coordinator_has_no_second_certificate_if_a_device_has_the_reserved_name(tmp_path, caplog):
     authority = make_authority(tmp_path / "root", "lab", 1.0, durable=False)
     request, data = key_folder.make_request(tmp_path / "d", "lab", STANDBY, (), False, durable=False)
     authority.store(authority.issue(request, 30, "", authority.roots[0]), data)
@@ -256,7 +254,7 @@ def test_a_device_that_had_such_a_name_before_keeps_it_and_the_coordinator_goes_
         lifecycle.renew(authority, "coordinator.other")
 
 
-def test_without_certificates_a_standby_needs_its_client_id_only():
+def test_a_standby_without_certificates_differs_only_in_its_client_id():
     plain = BrokerAddress("hall", 1883, username="c", password="x")
     assert standby_address(plain) == plain
     only_ca = replace(plain, tls=replace(tls_files(Path("nowhere")), cert=None, key=None))

@@ -13,21 +13,21 @@ NOW = 1_800_000_000
 AHEAD = NOW + int(MOST_AHEAD) + 10
 
 
-def test_each_boot_is_higher_also_if_the_clock_stands_or_goes_back(tmp_path):
+def test_each_boot_is_higher_even_if_the_clock_stands_still_or_goes_back(tmp_path):
     boots = [next_boot(tmp_path, clock, 7) for clock in (NOW, NOW, NOW - 50, NOW + 9)]
     assert boots == [NOW, NOW + 1, NOW + 2, NOW + 9]
     (tmp_path / "boot").write_text("half a")  # A damaged file does not stop the operator.
     assert next_boot(tmp_path, NOW + 20, 7) == NOW + 20
 
 
-def test_a_boot_of_a_wrong_clock_counts_until_the_operator_has_a_new_statement(tmp_path):
+def test_a_boot_too_far_ahead_blocks_the_operator_until_a_new_statement(tmp_path):
     next_boot(tmp_path, AHEAD, 7)
     with pytest.raises(SettingsError, match="the clock of this machine was ahead before"):
         next_boot(tmp_path, NOW, 7)
     assert next_boot(tmp_path, NOW, 8) == NOW
 
 
-def test_a_second_command_waits_for_the_first_and_not_for_ever(tmp_path):
+def test_a_second_command_waits_a_limited_time_for_the_first(tmp_path):
     done = []
 
     def second():

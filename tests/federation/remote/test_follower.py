@@ -1,4 +1,4 @@
-"""A shell that follows a run asks again for lines that are missing, and says each line once and in order."""
+"""A shell that follows a run requests missing lines again, and prints each line once and in order."""
 
 import json
 import queue
@@ -68,13 +68,13 @@ def news(first, *lines, epoch=5, run="red", over=""):
 
 
 def said(*script):
-    """Return what the shell says, the final state, and the places that it has asked for."""
+    """Return the printed lines, the final state, and the places that the shell has requested."""
     lines, connection = [], Line(*script)
     one = NewsReader(connection, "red", lines.append, lambda state: state["state"], OtherCommands(connection))
     return lines, one.follow(), connection.asked
 
 
-def test_it_says_the_state_and_then_each_line_of_its_run_once():
+def test_the_follower_prints_the_state_and_then_each_line_of_its_run_once():
     lines, end, asked = said(
         [
             {"line": 2},
@@ -87,7 +87,7 @@ def test_it_says_the_state_and_then_each_line_of_its_run_once():
     assert (lines, end, asked) == (["running", "a", "b", "c", "finished"], "finished", [{}])
 
 
-def test_a_gap_is_asked_for_and_the_lines_after_it_come_in_order():
+def test_the_follower_requests_missing_lines_and_prints_all_lines_in_order():
     lines, end, asked = said(
         [{"line": 0}, news(1, "a"), news(3, "c")],
         [{"line": 3}, news(2, "b", "c"), news(4, "d", over="stopped")],
@@ -96,7 +96,7 @@ def test_a_gap_is_asked_for_and_the_lines_after_it_come_in_order():
     assert asked == [{}, {"epoch": 5, "after": 1}]
 
 
-def test_lines_that_the_coordinator_has_no_more_are_counted():
+def test_the_follower_prints_the_number_of_lost_lines():
     lines, *_ = said(
         [{"line": 0}, news(1, "a"), news(9, "i")],
         [{"line": 9, "oldest": 8}, news(8, "h", "i"), news(12, "l", over="finished")],
@@ -105,7 +105,7 @@ def test_lines_that_the_coordinator_has_no_more_are_counted():
     assert lines == ["running", "a", f"6 {lost}", "h", "i", f"2 {lost}", "l", "finished"]
 
 
-def test_a_coordinator_that_has_started_anew_counts_its_lines_from_the_first():
+def test_the_follower_reads_the_lines_of_a_new_epoch_from_the_first_line():
     lines, _, asked = said(
         [{"line": 7}, news(8, "a"), Disconnected("the broker is gone"), Connected(1 << 20, 20)],
         [{"epoch": 6, "line": 2}, news(1, "b", "c", epoch=6), news(3, epoch=6, over="finished")],
@@ -114,7 +114,7 @@ def test_a_coordinator_that_has_started_anew_counts_its_lines_from_the_first():
     assert asked == [{}, {"epoch": 5, "after": 8}]
 
 
-def test_the_lines_of_a_run_that_is_over_come_before_the_end():
+def test_the_lines_of_a_finished_run_are_printed_before_its_end():
     lines, end, _ = said(
         [{"line": 0}, news(1, "a"), news(1, "a", epoch=6)],
         [{"epoch": 6, "line": 1, "over": True, "state": "failed"}, news(1, "b", epoch=6, over="failed")],
@@ -124,11 +124,11 @@ def test_the_lines_of_a_run_that_is_over_come_before_the_end():
 
 
 @pytest.mark.parametrize("verdict", ["denied", "refused"])
-def test_a_refusal_ends_it_with_its_words(verdict):
+def test_a_refusal_ends_the_follower_with_the_reason(verdict):
     assert said([{"verdict": verdict, "words": "no"}])[:2] == (["no"], "")
 
 
-def test_it_fails_at_once_if_nobody_answers_and_waits_if_somebody_has_answered(monkeypatch):
+def test_the_follower_waits_only_for_a_coordinator_that_has_answered_before(monkeypatch):
     with pytest.raises(RunError, match="no coordinator answers"):
         said([Denied("", UNHEARD)])
     with pytest.raises(BrokerError, match="not allowed"):
@@ -159,7 +159,7 @@ def test_a_command_of_another_shell_is_repeated_with_its_id_until_its_deadline()
     assert line.sent == [stop, stop] and replies[0]["verdict"] == "nobody" and not others.waiting
 
 
-def test_it_ends_if_the_last_news_of_a_coordinator_that_ends_with_its_run_are_lost(monkeypatch):
+def test_the_follower_ends_if_a_coordinator_of_one_run_does_not_answer_any_more(monkeypatch):
     for pause in ("REPEAT_SECONDS", "RENEW_SECONDS"):
         monkeypatch.setattr(following, pause, 0.01)
     gone = [[Denied("", UNHEARD)]] * following.MOST_UNHEARD
@@ -172,7 +172,7 @@ def test_it_ends_if_the_last_news_of_a_coordinator_that_ends_with_its_run_are_lo
     assert said([{"line": 0}, *gone[0]], *gone, back)[1] == "finished"
 
 
-def test_the_shell_whose_command_has_ended_the_run_gets_its_result_before_the_follower_ends():
+def test_a_stop_command_gets_its_result_before_the_follower_ends():
     stop, replies = CommandRequest(bytes(16), "stop", b"{}"), []
     stopped = Arrived("", CommandOutcome(stop.id, "done", "the run is stopped", b"{}"))
     line = Line([{"line": 0}, news(1, over="stopped"), stopped])
@@ -182,7 +182,7 @@ def test_the_shell_whose_command_has_ended_the_run_gets_its_result_before_the_fo
     assert replies == [{"verdict": "done", "words": "the run is stopped"}]
 
 
-def test_the_reason_of_a_state_is_said_when_it_changes(monkeypatch):
+def test_the_follower_prints_the_reason_of_a_state_when_the_reason_changes(monkeypatch):
     monkeypatch.setattr(following, "RENEW_SECONDS", 0.01)
     states = [
         [{"line": 0, "reason": reason}] for reason in ("none is here", "none is here", "one is here", "")
@@ -194,7 +194,7 @@ def test_the_reason_of_a_state_is_said_when_it_changes(monkeypatch):
 
 
 @pytest.mark.parametrize(("verb", "is_unknown"), [("stop", True), ("show", False)])
-def test_only_a_command_that_changes_something_may_have_had_an_effect(verb, is_unknown):
+def test_only_a_sent_command_that_changes_something_has_an_unknown_result(verb, is_unknown):
     line, replies = Line(), []
     others, command = OtherCommands(line), CommandRequest(bytes(16), verb, b"{}")
     for times, expected in ((0, "nothing is queued"), (2, "not known whether" if is_unknown else "")):

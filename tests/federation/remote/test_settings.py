@@ -9,7 +9,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import MOST_ARGS
 
 
-def test_the_keys_are_also_those_of_tls_unless_the_file_names_others(tmp_path):
+def test_the_enrolled_folder_gives_the_tls_files_unless_the_settings_name_others(tmp_path):
     path = tmp_path / "operator.toml"
     path.write_text('enrolled = "mine"\n[broker]\nhost = "broker.lab"\nport = 8883\n')
     made = load_operator_settings(path)
@@ -28,7 +28,7 @@ def test_the_keys_are_also_those_of_tls_unless_the_file_names_others(tmp_path):
         ("enrolled = 'nowhere'\n", "nowhere holds no enrolment; `protofleet enrol install` creates it there"),
     ],
 )
-def test_a_mistake_in_the_settings_is_one_line(tmp_path, capsys, text, words, monkeypatch):
+def test_a_mistake_in_the_settings_prints_one_line(tmp_path, capsys, text, words, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "operator.toml"
     if text is not None:
@@ -38,7 +38,7 @@ def test_a_mistake_in_the_settings_is_one_line(tmp_path, capsys, text, words, mo
     assert words in said and said.count("\n") == 1, said
 
 
-def test_a_command_goes_to_this_machine_or_through_the_broker_and_not_to_both(capsys):
+def test_the_options_service_and_operator_exclude_each_other(capsys):
     for line in (["runs"], ["runs", "--log"], ["label"]):
         assert main([*line, "--service", "runs", "--operator", "operator.toml"]) == 2
         said = capsys.readouterr().err

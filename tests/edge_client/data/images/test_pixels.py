@@ -1,4 +1,4 @@
-"""Resizing and painting in whole numbers agree, pixel by pixel, with the same in floating point."""
+"""Resizing and painting with integers agree, pixel by pixel, with the same operations in floating point."""
 
 import math
 
@@ -18,7 +18,7 @@ def pictures(n, *shape):
 @pytest.mark.parametrize(
     ("old", "new"), [((8, 8), 28), ((16, 15), 28), ((32, 32), 28), ((28, 28), 8), ((7, 9), 7)]
 )
-def test_resizing_is_pillows_bilinear_filter_up_to_rounding(old, new):
+def test_resize_equals_pillows_bilinear_filter_up_to_rounding(old, new):
     images = pictures(3, *old, 3)
     plain = np.stack(
         [np.asarray(Image.fromarray(image).resize((new, new), Image.Resampling.BILINEAR)) for image in images]
@@ -27,25 +27,25 @@ def test_resizing_is_pillows_bilinear_filter_up_to_rounding(old, new):
     assert difference.max() <= 2
 
 
-def test_a_plain_wall_stays_a_plain_wall():
+def test_a_resized_image_of_one_colour_keeps_that_colour():
     for size in (8, 31, 32, 100):
         assert (resize(np.full((2, 32, 20, 1), 201, np.uint8), size, size) == 201).all()
 
 
-def test_more_images_than_a_chunk_resize_like_one_by_one():
+def test_images_resized_in_chunks_equal_images_resized_one_by_one():
     images = pictures(300, 5, 5, 1)
     one_by_one = np.concatenate([resize(images[i : i + 1], 7, 7) for i in range(300)])
     assert (resize(images, 7, 7) == one_by_one).all()
 
 
-def test_an_unmoved_warp_is_the_mean_of_four_pixels():
+def test_a_warp_without_motion_averages_blocks_of_four_pixels():
     images = pictures(4, 64, 64)
     still = warp(images, AffineLimits(turn=0, shear=0, scale=(1000, 1000), shift=0), StableRandom("still"))
     means = images.reshape(4, 32, 2, 32, 2).astype(int).sum((2, 4))
     assert (still == (means + 2) // 4).all()
 
 
-def test_a_warp_reads_where_the_map_points():
+def test_a_warp_equals_a_plain_warp_in_floating_point():
     images, slant = pictures(3, 16, 24), AffineLimits(turn=180, shear=250, scale=(700, 1200), shift=3)
     plain = np.stack(
         [naive_warp(*each) for each in zip(images, *affine_maps(3, slant, StableRandom("warp")), strict=True)]
@@ -80,7 +80,7 @@ def naive_warp(image, matrix, shift):
     return np.array(fine).reshape(height // 2, 2, height // 2, 2).mean((1, 3))
 
 
-def test_a_warps_map_is_a_turn_a_shear_and_a_scale():
+def test_a_warp_matrix_without_shear_is_a_rotation_and_a_scale():
     matrices, _ = affine_maps(
         200, AffineLimits(turn=180, shear=0, scale=(800, 800), shift=0), StableRandom("turn")
     )
@@ -90,12 +90,12 @@ def test_a_warps_map_is_a_turn_a_shear_and_a_scale():
     assert 15 < angles.max() <= 20 and -20 <= angles.min() < -15  # tan 10 degrees is 180/1024
 
 
-def test_a_mask_decides_what_is_seen():
+def test_blend_mixes_two_pixels_in_proportion_to_the_mask():
     behind, before = np.array([10, 10, 10]), np.array([250, 250, 250])
     assert blend(behind, before, np.array([0, 255, 51])).tolist() == [10, 250, 58]
 
 
-def test_a_full_blur_is_the_binomial_mean_and_none_leaves_the_image():
+def test_a_full_blur_is_the_binomial_mean_and_a_zero_blur_changes_nothing():
     image = np.pad(pictures(1, 6, 6, 1), ((0, 1), (0, 0), (0, 0), (0, 0))).astype(np.int32)
     image[1] = image[0]
     soft = blur(image, np.array([16, 0]))

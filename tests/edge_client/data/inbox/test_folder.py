@@ -40,7 +40,7 @@ def lines(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_pictures_are_samples_of_their_folders_class_in_the_order_of_their_hashes(tmp_path, caplog):
+def test_inbox_samples_have_the_class_of_their_folder_and_are_sorted_by_hash(tmp_path, caplog):
     inbox = inbox_at(tmp_path)
     for i in range(6):
         picture(inbox.folder / NAMES[i % 2] / f"{i}.png", 40 * i)
@@ -51,7 +51,7 @@ def test_pictures_are_samples_of_their_folders_class_in_the_order_of_their_hashe
     assert kept.shape == (3, 8, 8) and kept.dtype == np.uint8
 
 
-def test_a_file_that_is_still_written_to_counts_when_it_has_come_to_rest(tmp_path, caplog):
+def test_a_file_that_is_still_being_written_is_read_once_it_is_complete(tmp_path, caplog):
     inbox = inbox_at(tmp_path, now=time.time)
     whole = picture(tmp_path / "whole.png", 200).read_bytes()
     path = inbox.folder / "cat" / "slow.png"
@@ -65,7 +65,7 @@ def test_a_file_that_is_still_written_to_counts_when_it_has_come_to_rest(tmp_pat
     assert len(inbox.look()) == 1
 
 
-def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_path, caplog, monkeypatch):
+def test_each_unusable_inbox_file_is_logged_once_with_its_reason(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(plain_file, "MOST_BYTES", 50_000)
     inbox = inbox_at(tmp_path)
     cat, dog = inbox.folder / "cat", inbox.folder / "dog"
@@ -108,7 +108,7 @@ def test_what_is_no_sample_is_told_once_with_its_reason_and_ends_nothing(tmp_pat
     assert len(inbox.look()) == 1 and len(lines(caplog)) == once
 
 
-def test_samples_in_no_class_s_folder_are_said_until_they_are_gone(tmp_path, caplog):
+def test_samples_outside_the_class_folders_are_skipped_and_logged_once(tmp_path, caplog):
     inbox = inbox_at(tmp_path)
     picture(inbox.folder / "cat" / "good.png", 1)
     loose = [picture(inbox.folder / f"{name}.png", 2) for name in "abc"]
@@ -124,14 +124,14 @@ def test_samples_in_no_class_s_folder_are_said_until_they_are_gone(tmp_path, cap
     assert len(inbox.look()) == 2 and "/d.png is in no folder of a class" in lines(caplog)[1]
 
 
-def test_a_bomb_of_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
+def test_a_picture_with_too_many_pixels_is_not_decoded(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(picture_module, "MOST_PIXELS", 200)
     inbox = inbox_at(tmp_path)
     picture(inbox.folder / "cat" / "wide.png", 1)
     assert inbox.look() == () and "it has 16 x 16 pixels, but the limit is 200" in lines(caplog)[0]
 
 
-def test_series_come_as_arrays(tmp_path, caplog):
+def test_an_inbox_of_series_takes_npy_files_and_skips_pictures(tmp_path, caplog):
     inbox = inbox_at(tmp_path, shape=(6, 128))
     x = np.random.default_rng(0).normal(size=(6, 128))
     np.save(inbox.folder / "cat" / "a.npy", x)
@@ -141,8 +141,8 @@ def test_series_come_as_arrays(tmp_path, caplog):
     assert "cat/b.png is skipped: .png is not a .npy file" in lines(caplog)[0]
 
 
-def test_numbers_that_are_none_of_the_devices_kind_are_no_samples(tmp_path, caplog):
-    """One such number made a run diverge, and the message blamed the learning rate."""
+def test_arrays_with_numbers_unlike_the_data_of_the_device_are_skipped(tmp_path, caplog):
+    """One such number can make a run diverge, and then the error names the learning rate as the cause."""
     series, pictures = inbox_at(tmp_path / "a", shape=(6, 128)), inbox_at(tmp_path / "b")
     np.save(series.folder / "cat" / "a.npy", np.full((6, 128), 1e30))
     np.save(series.folder / "cat" / "b.npy", np.full((6, 128), 299.0))
@@ -156,7 +156,7 @@ def test_numbers_that_are_none_of_the_devices_kind_are_no_samples(tmp_path, capl
     assert "cat/c.npy is skipped: its numbers are not uint8" in other and "save 0 to 255 as uint8" in other
 
 
-def test_a_sample_that_was_read_stays_until_nothing_needs_it_and_a_damaged_one_is_read_again(tmp_path):
+def test_a_stored_sample_is_kept_until_it_is_unused_and_read_again_if_damaged(tmp_path):
     inbox = inbox_at(tmp_path)
     path = picture(inbox.folder / "cat" / "a.png", 7)
     (entry,) = inbox.look()
@@ -170,7 +170,7 @@ def test_a_sample_that_was_read_stays_until_nothing_needs_it_and_a_damaged_one_i
     assert not inbox.samples.has(entry.sha256)
 
 
-def test_a_share_is_held_out_by_the_bytes_and_stays_so_however_many_others_come():
+def test_the_hash_of_a_sample_alone_decides_if_the_sample_is_held_out():
     entries = [InboxEntry(np.random.default_rng(i).bytes(32), 0) for i in range(2000)]
     parts = [held_out(entry, 0.2, 0.1) for entry in entries]
     assert (
@@ -181,7 +181,7 @@ def test_a_share_is_held_out_by_the_bytes_and_stays_so_however_many_others_come(
 
 
 @pytest.mark.parametrize("many", [3])
-def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, monkeypatch, many):
+def test_each_look_at_the_inbox_takes_a_limited_number_of_new_files(tmp_path, monkeypatch, many):
     monkeypatch.setattr(folder_module, "MOST_AT_ONCE", many)
     inbox = inbox_at(tmp_path)
     for i in range(7):
@@ -189,7 +189,7 @@ def test_a_look_takes_so_many_new_files_and_the_next_one_the_others(tmp_path, mo
     assert [len(inbox.look()) for _ in range(4)] == [3, 6, 7, 7]
 
 
-def test_an_array_of_bytes_is_pixels_as_a_picture_is_with_channels_first_or_last(tmp_path, caplog):
+def test_a_uint8_array_is_read_as_pixels_with_channels_first_or_last(tmp_path, caplog):
     """Float numbers would enter the network as 0 to 255, together with pictures of -1 to 1."""
     inbox = inbox_at(tmp_path, shape=(3, 4, 5))
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)
@@ -210,7 +210,7 @@ class FullDisk(Disk):
         super().replace(target, data, mode, durable)
 
 
-def test_what_finds_no_room_waits_and_is_taken_when_there_is_some(tmp_path, caplog):
+def test_a_file_waits_while_the_disk_is_full_and_is_taken_later(tmp_path, caplog):
     inbox = inbox_at(tmp_path)
     disk = FullDisk(durable=False)
     inbox.samples = InboxSamples(tmp_path / "kept", inbox.shape, disk)
@@ -222,7 +222,7 @@ def test_what_finds_no_room_waits_and_is_taken_when_there_is_some(tmp_path, capl
     assert len(inbox.look()) == 3
 
 
-def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monkeypatch):
+def test_an_unreadable_file_is_read_after_its_mode_changes(tmp_path, caplog, monkeypatch):
     """A change of its owner or mode makes it readable, and changes neither its time nor its size."""
     inbox = inbox_at(tmp_path)
     path = picture(inbox.folder / "cat" / "a.png", 1)
@@ -238,7 +238,7 @@ def test_a_file_that_becomes_readable_is_looked_at_again(tmp_path, caplog, monke
     assert len(inbox.look()) == 1
 
 
-def test_an_inbox_that_goes_away_is_said_once_and_found_again(tmp_path, caplog):
+def test_a_missing_inbox_is_logged_once_and_read_again_when_it_returns(tmp_path, caplog):
     inbox = inbox_at(tmp_path)
     picture(inbox.folder / "cat" / "a.png", 1)
     assert len(inbox.look()) == 1
@@ -250,7 +250,7 @@ def test_an_inbox_that_goes_away_is_said_once_and_found_again(tmp_path, caplog):
     assert len(inbox.look()) == 1 and len(lines(caplog)) == 1
 
 
-def test_too_many_files_are_said_once(tmp_path, caplog, monkeypatch):
+def test_too_many_inbox_files_are_logged_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(folder_module, "MOST_FILES", 2)
     inbox = inbox_at(tmp_path)
     for i in range(3):
@@ -259,7 +259,7 @@ def test_too_many_files_are_said_once(tmp_path, caplog, monkeypatch):
     assert lines(caplog) == ["inbox: there are more than 2 files; take some away"]
 
 
-def test_a_time_that_lies_ahead_of_the_clock_holds_no_file_back(tmp_path, caplog):
+def test_a_file_dated_in_the_future_is_read(tmp_path, caplog):
     """A board without its own real-time clock starts with a time in 1970."""
     inbox = inbox_at(tmp_path, now=lambda: 100.0)
     picture(inbox.folder / "cat" / "a.png", 1)

@@ -43,21 +43,21 @@ def write_idx(folder, side, zipped):
 
 @pytest.mark.parametrize("place", [".", "MNIST/raw", "raw"])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_mnist_from_its_idx_files(tmp_path, place, zipped):
+def test_mnist_is_loaded_from_its_idx_files(tmp_path, place, zipped):
     write_idx(tmp_path / place, 28, zipped)
     found = load_all("mnist", tmp_path)
     assert found.train.x.shape == (40, 3, 32, 32) and len(found.test.y) == 20 and found.classes == 10
     assert found.counts().tolist() == [4] * 10 and -1 <= found.train.x.min() < found.train.x.max() <= 1
 
 
-def test_fashion_mnist_in_styles(tmp_path):
+def test_fashion_mnist_is_loaded_in_a_style(tmp_path):
     write_idx(tmp_path, 28, True)
     for domain in ("plain", "sketch"):
         found = load_all("fashion", tmp_path, domain=domain)
         assert found.domain == domain and found.train.x.shape[1:] == (3, 32, 32)
 
 
-def test_usps_from_its_libsvm_text(tmp_path):
+def test_usps_is_loaded_from_its_libsvm_text(tmp_path):
     dice = np.random.default_rng(0)
     for name, n in (("usps.bz2", 30), ("usps.t.bz2", 10)):
         rows = []
@@ -69,7 +69,7 @@ def test_usps_from_its_libsvm_text(tmp_path):
     assert len(found.train.y) == 30 and found.counts().tolist() == [3] * 10
 
 
-def test_svhn_from_its_matlab_files_where_ten_is_zero(tmp_path):
+def test_svhn_is_loaded_from_its_matlab_files_with_label_10_as_digit_0(tmp_path):
     matlab = pytest.importorskip("scipy.io")
     dice = np.random.default_rng(0)
     for name, n in (("train_32x32.mat", 20), ("test_32x32.mat", 10)):
@@ -103,7 +103,7 @@ def batch(n, key, classes):
     return {b"data": data, key: [i % classes for i in range(n)]}
 
 
-def test_cifar_10_and_100_from_their_pickles(tmp_path):
+def test_cifar_10_and_100_are_loaded_from_their_pickles(tmp_path):
     ten, hundred = tmp_path / "ten" / "cifar-10-batches-py", tmp_path / "hundred" / "cifar-100-python"
     ten.mkdir(parents=True), hundred.mkdir(parents=True)
     for i in range(1, 6):
@@ -122,7 +122,7 @@ class Harmful:
         return (print, ("this ran",))
 
 
-def test_a_pickle_that_would_run_something_is_refused(tmp_path, capsys):
+def test_a_pickle_that_would_run_code_is_refused(tmp_path, capsys):
     for i in range(1, 6):
         (tmp_path / f"data_batch_{i}").write_bytes(pickle.dumps(Harmful()))
     (tmp_path / "batches.meta").write_bytes(pickle.dumps(Harmful()))
@@ -139,7 +139,7 @@ def picture(path, shade):
 @pytest.mark.parametrize(("source", "domains", "test"), [
     ("office_caltech", ("amazon", "dslr"), 4), ("pacs", ("photo", "sketch"), 6),
 ])  # fmt: skip
-def test_folders_by_domain_and_class(tmp_path, source, domains, test):
+def test_pictures_are_loaded_from_folders_by_domain_and_class(tmp_path, source, domains, test):
     for domain in domains:
         for label in ("bike", "mug"):
             for i in range(10):
@@ -151,7 +151,7 @@ def test_folders_by_domain_and_class(tmp_path, source, domains, test):
 
 @pytest.mark.parametrize("half", ["test", "val"])
 @pytest.mark.parametrize("domain", ["", "synth"])
-def test_folders_with_the_halves_that_were_published(tmp_path, half, domain):
+def test_the_folders_train_and_test_or_val_become_training_and_test(tmp_path, half, domain):
     for split, n in (("train", 6), (half, 3)):
         for label in ("0", "1"):
             for i in range(n):
@@ -161,7 +161,7 @@ def test_folders_with_the_halves_that_were_published(tmp_path, half, domain):
     assert found.domain == (domain or "folder")
 
 
-def test_halves_with_different_classes_are_refused(tmp_path):
+def test_train_and_test_folders_with_different_classes_are_refused(tmp_path):
     for place in ("train/0", "train/1", "test/0"):
         picture(tmp_path / place / "1.png", 9)
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_halves_with_different_classes_are_refused(tmp_path):
         load_all("folder", tmp_path)
 
 
-def test_classes_may_be_called_as_halves_are(tmp_path):
+def test_classes_can_have_the_names_train_and_test(tmp_path):
     for label in ("bus", "test", "train"):
         for i in range(10):
             picture(tmp_path / label / f"{i}.png", 20 * i)
@@ -184,7 +184,7 @@ DOMAINNET = [
 ]  # fmt: skip
 
 
-def test_domainnet_from_its_lists_with_its_ten_classes_by_default(tmp_path):
+def test_domainnet_is_loaded_from_its_lists_with_ten_classes_by_default(tmp_path):
     for split, n in (("train", 6), ("test", 3)):
         lines = []
         for label, name in DOMAINNET:
@@ -197,7 +197,7 @@ def test_domainnet_from_its_lists_with_its_ten_classes_by_default(tmp_path):
     assert found.classes == 10 and found.counts().tolist() == [6] * 10
 
 
-def test_tiny_imagenet_with_its_validation_as_test(tmp_path):
+def test_tiny_imagenet_is_loaded_with_its_validation_part_as_test(tmp_path):
     for name in ("n01", "n02"):
         for i in range(5):
             picture(tmp_path / "train" / name / "images" / f"{name}_{i}.JPEG", 30 * i)
@@ -210,7 +210,7 @@ def test_tiny_imagenet_with_its_validation_as_test(tmp_path):
     assert found.classes == 2 and found.counts().tolist() == [5, 5] and found.test.y.tolist() == [0, 1, 0, 1]
 
 
-def test_an_unreadable_picture_is_named_and_an_empty_folder_too(tmp_path):
+def test_the_error_names_an_unreadable_picture_or_an_empty_folder(tmp_path):
     for label in ("a", "b"):
         for i in range(10):
             picture(tmp_path / label / f"{i}.png", 20 * i)
@@ -224,7 +224,7 @@ def test_an_unreadable_picture_is_named_and_an_empty_folder_too(tmp_path):
 
 
 @pytest.mark.parametrize("source", [n for n in names() if find(n).needs_folder])
-def test_missing_data_is_said_with_its_place_and_the_way_out(tmp_path, source):
+def test_the_error_for_missing_data_names_the_folder_and_the_setting_root(tmp_path, source):
     more = {"shape": (3,)} if source == "table" else {}
     with pytest.raises(DataError) as error:
         load_all(source, tmp_path / "nowhere", domain="clipart" if source == "domainnet" else "", **more)

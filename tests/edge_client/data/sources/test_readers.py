@@ -35,7 +35,7 @@ def torchvision_datasets():
     return datasets
 
 
-def test_mnist_is_what_torchvision_reads(tmp_path):
+def test_mnist_equals_what_torchvision_reads(tmp_path):
     datasets = torchvision_datasets()
     write_mnist(tmp_path / "MNIST" / "raw", 40, 20)
     found = mnist.read(tmp_path, "mnist")
@@ -45,7 +45,7 @@ def test_mnist_is_what_torchvision_reads(tmp_path):
         assert (all_of(collection, 28) == theirs.data.numpy()[..., None]).all()
 
 
-def test_usps_is_what_torchvision_reads(tmp_path):
+def test_usps_equals_what_torchvision_reads(tmp_path):
     datasets = torchvision_datasets()
     for name, n in (("usps.bz2", 30), ("usps.t.bz2", 10)):
         write_usps(tmp_path / name, np.random.default_rng(n).uniform(-1, 1, (n, 256)), np.arange(n) % 10)
@@ -56,14 +56,14 @@ def test_usps_is_what_torchvision_reads(tmp_path):
         assert (all_of(collection, 16) == theirs.data[..., None]).all()
 
 
-def test_usps_pixels_that_are_left_out_are_zero(tmp_path):
+def test_usps_pixels_missing_from_the_file_are_read_as_zero(tmp_path):
     for name in ("usps.bz2", "usps.t.bz2"):
         (tmp_path / name).write_bytes(bz2.compress(b"3 1:-1 256:1\n"))
     image = all_of(usps.read(tmp_path, "usps").train, 16)[0, ..., 0].ravel()
     assert (image[0], image[1], image[254], image[255]) == (0, 127, 127, 255)
 
 
-def test_svhns_images_lie_last_and_its_ten_is_zero(tmp_path):
+def test_svhn_images_are_on_the_last_axis_and_label_10_is_digit_0(tmp_path):
     pytest.importorskip("scipy")
     images, labels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), np.uint8), np.arange(12) % 10
     for name in ("train_32x32.mat", "test_32x32.mat"):
@@ -72,7 +72,7 @@ def test_svhns_images_lie_last_and_its_ten_is_zero(tmp_path):
     assert (all_of(found, 32) == images).all() and (found.labels == labels).all()
 
 
-def test_svhn_without_scipy_says_so(tmp_path, monkeypatch):
+def test_the_error_for_svhn_without_scipy_names_scipy(tmp_path, monkeypatch):
     (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0")
     monkeypatch.setitem(sys.modules, "scipy.io.matlab", None)
     with pytest.raises(DataError, match=r"train_32x32\.mat.*scipy.*pip install scipy"):
@@ -80,14 +80,14 @@ def test_svhn_without_scipy_says_so(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [b"", b"MATLAB 5.0 MAT-file", bytes(200)], ids=["empty", "cut", "zeros"])
-def test_a_damaged_matlab_file_is_named(tmp_path, data):
+def test_the_error_names_a_damaged_matlab_file(tmp_path, data):
     pytest.importorskip("scipy")
     (tmp_path / "train_32x32.mat").write_bytes(data)
     with pytest.raises(DataError, match=r"train_32x32\.mat cannot be read"):
         load_shard(DataSettings(source="svhn", root=str(tmp_path)))
 
 
-def test_cifars_rows_are_one_colour_after_the_other(tmp_path):
+def test_a_cifar_row_contains_its_three_colour_planes_in_turn(tmp_path):
     row = np.arange(3072) % 251
     for i in range(1, 6):
         write_batch(tmp_path / f"data_batch_{i}", row, [i])
@@ -121,7 +121,7 @@ def pickled(module, name, argument):
         ("__builtin__", "open"),
     ],
 )
-def test_a_pickle_gets_nothing_that_could_act(tmp_path, module, name):
+def test_a_pickle_that_loads_a_dangerous_function_is_refused(tmp_path, module, name):
     (tmp_path / "batch").write_bytes(pickled(module, name, b"touch " + str(tmp_path / "acted").encode()))
     with pytest.raises(pickle.UnpicklingError, match=f"it loads {module}.{name}"):
         unpickled(tmp_path / "batch")
@@ -131,7 +131,7 @@ def test_a_pickle_gets_nothing_that_could_act(tmp_path, module, name):
 @pytest.mark.parametrize(
     "data", [b"", b"\x80\x02", b"garbage", pickle.dumps([1, 2]), pickle.dumps({"data": 3, "labels": [1]})]
 )
-def test_a_damaged_pickle_is_named(tmp_path, data):
+def test_the_error_names_a_damaged_pickle(tmp_path, data):
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a", "b"]}))
     (tmp_path / "data_batch_1").write_bytes(data)
     with pytest.raises(DataError, match="data_batch_1 cannot be read"):
@@ -144,7 +144,7 @@ IDX = struct.pack(">HBBIII", 0, 8, 3, 2, 2, 2) + bytes(8)
 @pytest.mark.parametrize(
     "data", [b"", IDX[:6], IDX[:-1], IDX + b"0", b"\0\0\x0d\x03" + IDX[4:], b"\0\0\x08\x01" + IDX[4:]]
 )
-def test_a_damaged_idx_file_is_named(tmp_path, data):
+def test_the_error_names_a_damaged_idx_file(tmp_path, data):
     (tmp_path / "images").write_bytes(data)
     with pytest.raises(DataError, match="images cannot be read"):
         read_idx(tmp_path / "images", 3)
@@ -152,14 +152,14 @@ def test_a_damaged_idx_file_is_named(tmp_path, data):
     assert read_idx(tmp_path / "images", 3).shape == (2, 2, 2)
 
 
-def test_images_and_labels_must_be_equally_many(tmp_path):
+def test_different_numbers_of_images_and_labels_are_refused(tmp_path):
     write_mnist(tmp_path, 20, 10)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(19))
     with pytest.raises(DataError, match="has 20 images, but .* has 19 labels"):
         load_shard(DataSettings(source="mnist", root=str(tmp_path)))
 
 
-def test_a_label_beyond_the_classes_is_an_error(tmp_path):
+def test_a_label_outside_the_classes_is_refused(tmp_path):
     write_mnist(tmp_path, 20, 10)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.arange(10) + 1)
     with pytest.raises(DataError, match="labels 1 to 10 for its 10 classes"):
@@ -175,19 +175,19 @@ def garments(tmp_path, n=80):
     return {domain: fashion.read(tmp_path, domain).train for domain in fashion.STYLES}
 
 
-def test_every_garment_is_in_one_style_only(tmp_path):
+def test_each_garment_is_in_only_one_style(tmp_path):
     numbers = [set(style.images[:, 0, 0, 0].tolist()) for style in garments(tmp_path).values()]
     assert sum(len(found) for found in numbers) == 80 == len(set().union(*numbers))
 
 
 @pytest.mark.parametrize("style", fashion.STYLES)
-def test_a_garment_looks_the_same_whoever_asks_for_it(tmp_path, style):
+def test_a_garment_has_the_same_pixels_in_any_selection(tmp_path, style):
     found = garments(tmp_path)[style]
     together = found.samples(np.arange(20), InputShape((3, 32, 32)))
     assert (found.samples(np.array([7, 3]), InputShape((3, 32, 32))) == together[[7, 3]]).all()
 
 
-def test_styles_look_as_they_are_called(tmp_path):
+def test_garment_styles_differ_in_edges_background_and_colours(tmp_path):
     x = {domain: all_of(found, 28).astype(int) for domain, found in garments(tmp_path).items()}
     inside, edge, outside = np.s_[:, 12:16, 12:16], np.s_[:, 8, 10:18], np.s_[:, 3:5, 3:24]
     assert (x["plain"][inside] == 100).all() and (x["plain"][outside] == 0).all()
@@ -196,7 +196,7 @@ def test_styles_look_as_they_are_called(tmp_path):
     assert all(len(np.unique(image.reshape(-1, 3), axis=0)) == 2 for image in x["print"])
 
 
-def test_missing_garments_are_looked_for_in_debians_folder_too(tmp_path, monkeypatch):
+def test_garments_missing_from_root_are_loaded_from_the_debian_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "debian")
     with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.* in {tmp_path}/root.*{tmp_path}/debian"):
         load_shard(DataSettings(source="fashion", root=str(tmp_path / "root"), domain="plain"))
