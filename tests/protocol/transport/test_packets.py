@@ -73,6 +73,6 @@ def test_a_packet_has_the_size_that_is_counted_for_it(size):
         b"\x90\x80\x80\x80\x80\x80",
     ],
 )
-def test_what_no_broker_should_send_is_refused(packet):
+def test_a_malformed_packet_is_refused(packet):
     with pytest.raises(MalformedPacketError):
         PacketReader().read(memoryview(packet))
