@@ -7,7 +7,7 @@ from tests.support.secagg_fleet import NAMES, Fleet, terms
 
 
 @pytest.mark.parametrize(("devices", "bits"), [(3, 8), (127, 8), (128, 16), (512, 16)])
-def test_the_vector_has_as_few_bits_as_the_devices_allow(devices, bits):
+def test_the_presence_vector_uses_the_fewest_bits_for_the_number_of_devices(devices, bits):
     field = presence_field(devices)
     assert field.bits == bits
     total = np.zeros(1, np.uint32)

@@ -158,7 +158,9 @@ def test_a_connection_that_receives_a_long_frame_is_kept_without_a_ping_reply(sc
         clock.now += 0.35  # The whole frame takes more than three times as long as a silence may last.
         broker.say(b"x")
         seen, deadline = clock.looks, time.monotonic() + PATIENCE
-        while clock.looks < seen + 4 and time.monotonic() < deadline:  # The thread has read the byte and the clock.
+        while (
+            clock.looks < seen + 4 and time.monotonic() < deadline
+        ):  # The thread has read the byte and the clock.
             time.sleep(0.01)
     assert device.inbox.get(timeout=PATIENCE) == Arrived("t", bytes(b"x" * 10))
     broker.expect(PINGREQ)
