@@ -261,7 +261,8 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "bytes that a zlib stream makes",
                 "as many; the stream states the number first",
                 "`protofleet.protocol.coding.bundle.Rules.most_raw`",
-                "`tests/protocol/coding/test_bundle.py`: `test_the_size_of_a_zlib_stream_is_checked_before_it_is_unpacked`",
+                "`tests/protocol/coding/test_bundle.py`: "
+                "`test_the_size_of_a_zlib_stream_is_checked_before_it_is_unpacked`",
                 "`too_large`, `bad_body`",
             ),
             (
