@@ -1,4 +1,4 @@
-"""Commands that compute nothing do not import torch, which takes a second of CPU and 200 MB."""
+"""Tests that commands that compute nothing do not import torch, which needs a second of CPU and 200 MB."""
 
 import json
 import os

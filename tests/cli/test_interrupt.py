@@ -1,4 +1,4 @@
-"""Ctrl-C in a command gives one line and the exit code of a stopped command."""
+"""Tests that Ctrl-C in a command gives one line and the exit code of a stopped command."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`protofleet model` and `protofleet predict`, as a user runs them in a shell, and the message of each mistake."""
+"""Tests of `protofleet model` and `protofleet predict` as a user runs them, and of the message for each mistake."""
 
 import argparse
 import json
@@ -238,7 +238,7 @@ def test_a_half_written_picture_is_predicted_once_when_it_is_complete(spool):
 
 
 def test_a_picture_that_is_completed_while_it_is_read_is_predicted_once(spool):
-    """The picture changes between the look that found it unchanged and the reading."""
+    """The picture changes after the check that found it unchanged, and before it is read."""
     now, begun = spool.chosen.now, len(spool.picture) // 2
 
     def finish_and_open():
@@ -253,7 +253,7 @@ def test_a_picture_that_is_completed_while_it_is_read_is_predicted_once(spool):
 
 
 def test_a_picture_in_a_preallocated_file_with_an_old_time_is_predicted(spool):
-    """A program writes into a file that has its full length from the beginning, and then sets the old time again."""
+    """A program writes into a file that already has its full length, and then sets the old time of the file again."""
 
     def write(content):
         spool.write(content)

@@ -184,7 +184,7 @@ def test_the_error_for_an_unusable_index_contains_the_steps_with_a_backup(tmp_pa
         last = said.strip().splitlines()[-1]
         assert code == (2 if name == "spool.sqlite" else 1)
         if name == "spool.sqlite":
-            assert "its copy has taken its place" in said  # then the files are as above
+            assert "its copy has taken its place" in said  # Then both files are made unusable again.
             shutil.copyfile(folder / "spool.copy.sqlite", folder / "spool.sqlite")
             (folder / "spool.sqlite").write_bytes(b"no database")
     assert "spool.copy.sqlite" in last and "protofleet go-on" in last and "under another name" in last

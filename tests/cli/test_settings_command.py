@@ -1,4 +1,4 @@
-"""`protofleet settings` prints the keys of each TOML table as the dataclasses declare them."""
+"""Tests that `protofleet settings` prints the keys of each TOML table as the dataclasses declare them."""
 
 import json
 import os

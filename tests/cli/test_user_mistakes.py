@@ -1,4 +1,4 @@
-"""Each mistake of a user, in all sub-commands, gives one line that names it, and never a traceback."""
+"""Tests that each mistake of a user, in all sub-commands, gives one line that names it, and never a traceback."""
 
 import os
 import subprocess

@@ -62,7 +62,7 @@ def resident():
 
 keep_blocks_at_work()
 blocks = [bytearray(3_000_000) for _ in range(10)]
-stays = bytearray(100_000)  # made last, so it lies behind them
+stays = bytearray(100_000)  # It is made last, so its address is after the blocks.
 del blocks
 held = resident()
 return_free_blocks()

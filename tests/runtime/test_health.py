@@ -68,14 +68,14 @@ def average_once():
     sent = [Reply(name, 1, {"w": torch.ones(8)}) for name in "ab"]
     dict(weighted_mean(sent, ["w"]))
 
-WORK = {  # each a loop of the server's halves, or of the devices'
+WORK = {  # Each entry is a loop of the server half or of the client half.
     "training": train_once,
     "spreading anchors": lambda: spread(torch.rand(3, 4), 2, 0.1, 0.9, 0.0),
     "clustering": lambda: partition(torch.rand(30, 4)),
     "averaging": average_once,
     "merging": lambda: merge_class_means([(torch.ones(3, 4), torch.ones(3))] * 2),
 }
-for once in WORK.values(): once()  # much is imported at the first
+for once in WORK.values(): once()  # The first call imports many modules.
 worker = ThreadWorker(inbox, heartbeats)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)

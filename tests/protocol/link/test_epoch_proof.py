@@ -1,4 +1,4 @@
-"""A device keeps only a state of the coordinator that fits into a hello."""
+"""Tests that a device keeps only a state of the coordinator that fits into a hello."""
 
 import pytest
 

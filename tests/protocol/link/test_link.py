@@ -1,4 +1,4 @@
-"""Tests that messages cross a bad network complete, exactly once, and counted."""
+"""Tests that messages cross a bad network complete and exactly once, and that all frames are counted."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Tests that the meter counts what crosses the link, and that its parts add up to the packets."""
+"""Tests that the meter counts all bytes that cross the link, and that its parts add up to the packets."""
 
 import struct
 

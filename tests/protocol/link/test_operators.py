@@ -116,7 +116,7 @@ def test_each_invalid_command_is_refused_with_its_reason():
     assert world.why(*world.frame(command=replace(STOP, args=bytes(200_000)))) is Reason.MALFORMED
     assert world.link.unassigned.meter.rejected[Reason.MALFORMED] == 4
     assert world.coordinator.arrived(topic, frame, 0.0).request == STOP
-    # A command does not count on the topic of a device, and a device that sends one pays there.
+    # A command is refused on the topic of a device, and counts there towards the rate limit of the device.
     with pytest.raises(Rejected, match="unknown_sender"):
         world.link.arrived(TOPICS.up("alice"), frame, 0.0)
 

@@ -1,4 +1,4 @@
-"""All runs of a coordinator share one budget of blocks in flight, in the order of the offers."""
+"""Tests that all runs of a coordinator share one budget of blocks in flight, in the order of the offers."""
 
 from __future__ import annotations
 

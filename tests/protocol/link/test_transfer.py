@@ -124,7 +124,7 @@ def test_missing_blocks_are_requested_again_after_longer_and_longer_waits(puller
 
 @pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
 def test_at_most_two_blocks_are_requested_twice_on_a_slow_line(puller, seconds):
-    """Each block takes this long, also a repeated one, and blocks come in the order of the requests."""
+    """Each block takes this long, also a repeated one, and blocks arrive in the order of the requests."""
     puller.fetch.fill(64, 0.0)
     waiting, now = list(range(BLOCKS)), 0.0
     while not puller.fetch.partial.complete:
@@ -317,7 +317,7 @@ def test_a_lost_block_is_sent_again_only_to_the_device_that_lost_it():
 
 
 def test_a_restarted_device_that_requests_blocks_again_gets_its_own_copy():
-    """A device that was killed and started again does not know what it has asked for."""
+    """A device that was killed and started again does not know which blocks it has requested."""
     server = Server("a", "b")
     assert server.asks("a", 0.0, ((0, 4),)) == []
     assert server.asks("a", 0.1, ((0, 4),)) == [], "it goes out soon"

@@ -20,7 +20,7 @@ OBJECTS = bytes(32), bytes(range(32))
 
 @pytest.fixture
 def ends(tmp_path):
-    """Return two ends whose broker takes only the smallest packets; `blocks` records each block and its topic."""
+    """Return two ends whose broker accepts only the smallest packets; `blocks` records each block and its topic."""
     made = Ends(tmp_path, "ab")
     for link in made.parts.values():
         link.adapt(LEAST)

@@ -144,5 +144,5 @@ def test_the_same_attack_detects_half_the_noise(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
-def test_a_long_attack_stays_below_the_claim(epsilon):
+def test_a_long_attack_finds_no_epsilon_above_the_claim(epsilon):
     assert 0 < empirical_epsilon(attacked(epsilon, 10 * TRIALS)) <= epsilon

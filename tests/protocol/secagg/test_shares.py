@@ -56,7 +56,7 @@ def test_two_shares_of_a_secret_are_uniform_over_a_small_field(monkeypatch):
             assert len(pairs) == 49
 
 
-def test_the_coefficients_are_drawn_anew_for_each_secret():
+def test_each_secret_gets_new_random_coefficients():
     one, other = (split(SECRETS[1], range(1, 4), 3) for _ in range(2))
     assert all(one[point] != other[point] for point in one)
 

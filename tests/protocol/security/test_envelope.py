@@ -85,7 +85,7 @@ def test_an_envelope_of_another_key_or_of_an_unknown_sender_is_rejected():
     assert reason(FRAME, {"a": RING["b"]}) is Reason.BAD_SIGNATURE
 
 
-def test_a_signature_is_bound_to_this_protocol():
+def test_a_signature_without_the_domain_of_this_protocol_is_rejected():
     bare = FRAME[:-SIGNATURE]
     assert reason(bare + KEYS["a"].sign(bare)) is Reason.BAD_SIGNATURE
 

@@ -212,7 +212,7 @@ def test_a_block_that_the_broker_changed_is_rejected_and_requested_again(tmp_pat
     assert [r.object for r in ends.heard["coordinator"]] == [name]
 
 
-def test_a_frame_for_another_device_is_refused_by_its_recipient_before_it_is_opened(tmp_path):
+def test_a_device_rejects_a_frame_for_another_device_before_it_opens_the_frame(tmp_path):
     ends = Ends(tmp_path)
     frame = ends.coordinator.seal(Task(1, "train"), "a")
     ends.broker.clients["b"].deliver(Arrived(TOPICS.down("b"), frame))

@@ -186,7 +186,7 @@ def test_a_value_that_is_not_text_is_refused_in_one_line_that_names_the_key(top,
 
 
 def test_the_page_of_bounds_is_up_to_date():
-    """If it is not, run `python -m tools.pages.bounds`."""
+    """If this test fails, run `python -m tools.pages.bounds`."""
     assert bounds_page.PAGE.read_text() == bounds_page.generate()
     bounds, _, _ = bounds_page.generate().partition("\n## All settings\n")
     assert bounds.count("\n| `") == len(LEAVES) + len(HYPERS)

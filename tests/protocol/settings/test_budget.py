@@ -44,7 +44,7 @@ def test_a_size_in_place_of_the_table_is_refused_with_the_key_to_use(value, endi
 
 
 @pytest.mark.parametrize("wrong", [0, -5, 10**15 + 1])
-def test_a_number_of_bytes_has_bounds(wrong):
+def test_a_number_of_bytes_outside_its_bounds_is_refused(wrong):
     with pytest.raises(SettingsError, match="budget.bytes_per_device is -?[0-9]+, it must be at least 1"):
         budget(f"bytes_per_device = {wrong}")
 

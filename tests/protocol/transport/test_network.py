@@ -147,7 +147,7 @@ class Clock:
 
 @pytest.mark.usefixtures("seconds_of_keepalive")
 def test_a_connection_that_receives_a_long_frame_is_kept_without_a_ping_reply(scripted, peer, monkeypatch):
-    """The test has its own clock, because on a machine that stops for a second the line would seem silent."""
+    """The test has its own clock, because on a machine that pauses for a second the connection would seem silent."""
     clock = Clock()
     monkeypatch.setattr(over_mqtt, "time", clock)
     broker = scripted([WELCOME])
@@ -169,7 +169,7 @@ def test_a_connection_that_receives_a_long_frame_is_kept_without_a_ping_reply(sc
 @pytest.mark.usefixtures("time_to_leave")
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_a_client_that_waits_for_its_next_try_ends_at_once(end, tmp_path, broker, peer, federation):
-    """The pause is longer than the test."""
+    """The pause before the next try is longer than the test."""
     with LocalBroker(tmp_path, "mosquitto") as gone:
         address = gone.address
     network = NetworkThreads(federation)

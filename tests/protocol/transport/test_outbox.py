@@ -9,7 +9,7 @@ SMALL = Publish("t", b"", False, 10)
 
 
 def wake_no_thread() -> None:
-    """Do nothing when the outbox has something to send."""
+    """Do nothing when the outbox has a packet to send."""
 
 
 def test_a_full_outbox_refuses_further_frames():

@@ -100,7 +100,7 @@ def assert_both_report(address: BrokerAddress, *parts: str) -> None:
             assert part in sentence
 
 
-def test_a_good_broker_has_no_problem(any_broker):
+def test_the_preflight_reports_no_problem_with_a_working_broker(any_broker):
     assert preflight(any_broker.address) is None
 
 
@@ -198,7 +198,7 @@ def test_a_broker_of_another_authority_is_not_trusted(tls, tmp_path):
     assert_both_report(replace(tls, tls=files), "its certificate is not trusted", "compare tls.ca")
 
 
-def test_a_broker_certified_under_another_name_is_not_trusted(tls):
+def test_a_broker_with_a_certificate_for_another_name_is_not_trusted(tls):
     assert_both_report(replace(tls, host="localhost"), "not made out to localhost")
 
 

@@ -227,7 +227,7 @@ def test_the_time_limits_allow_a_change_of_node_within_twice_the_keepalive():
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_client_changes_the_node_within_twice_its_keepalive_when_its_node_hangs(two, peer, federation):
+def test_a_client_of_a_hanging_node_moves_to_the_other_node_within_two_keepalives(two, peer, federation):
     device = peer("d", with_nodes(*(one.port for one in two))).ready()
     first, _ = drawn_first(f"{federation}.d", two)
     began = time.monotonic()
