@@ -1,4 +1,4 @@
-"""`protofleet check FILE` of a file that is not valid yet prints one line, and not one for each check."""
+"""Tests that `protofleet check FILE` prints one line for an invalid file, and not one line for each check."""
 
 import json
 import warnings
@@ -45,7 +45,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_plug_in_is_one_line_whatever_it_does(tmp_path, capfd, text):
+def test_a_file_that_is_no_valid_plug_in_is_refused_in_one_line(tmp_path, capfd, text):
     (tmp_path / "mine.py").write_text(text)
     assert main(["check", str(tmp_path / "mine.py")]) == 2
     out, said = capfd.readouterr()
@@ -53,14 +53,14 @@ def test_what_is_no_plug_in_is_one_line_whatever_it_does(tmp_path, capfd, text):
 
 
 @pytest.mark.parametrize("text", ENDS)
-def test_a_file_that_ends_whoever_loads_it_ends_no_command_without_a_word(tmp_path, text):
+def test_a_plug_in_that_ends_its_process_is_reported_by_the_command(tmp_path, text):
     (tmp_path / "mine.py").write_text(text)
     log = tmp_path / "check.log"
     assert forked_program(["check", str(tmp_path / "mine.py")], log).wait(60.0) == 2
     assert log.read_text().removeprefix("protofleet: ").removeprefix(f"{tmp_path}/") == f"{ENDS[text]}\n"
 
 
-def test_a_file_that_is_not_there_is_looked_for_where_the_command_is_given(tmp_path, capsys, monkeypatch):
+def test_the_error_for_a_missing_file_names_the_current_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (["check", "none.py"], ["methods", "none.py"]):
         assert main(words) == 2
@@ -78,7 +78,7 @@ METRICS = {"right": right, "centred": centred}
 """
 
 
-def test_metrics_of_ones_own_are_tried_on_what_a_device_may_have(tmp_path, capsys):
+def test_custom_metrics_are_checked_with_data_that_a_device_may_have(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(METRICS)
     assert main(["check", str(tmp_path / "mine.py"), "--json"]) == 1
     found = {row["check"]: row["problem"] for row in json.loads(capsys.readouterr().out)["checks"]}
@@ -92,8 +92,8 @@ def test_metrics_of_ones_own_are_tried_on_what_a_device_may_have(tmp_path, capsy
     assert found["centred: changes nothing"].startswith("it changes the scores or the labels")
 
 
-def test_what_tries_a_network_brings_no_warning_of_torch_on_itself():
-    """The warning would stand in the middle of the lines about the author's file."""
+def test_the_check_of_a_network_causes_no_warning_of_torch():
+    """The warning would appear in the middle of the lines about the author's file."""
     torch.set_warn_always(True)  # otherwise torch warns only once per process
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""`protofleet methods --cost` with a codec: computed bytes, which real bytes never exceed."""
+"""Tests of `protofleet methods --cost` with a codec: it computes bytes, and real updates never have more."""
 
 import json
 from os.path import relpath
@@ -25,7 +25,7 @@ def costs_of(capsys, *arguments):
 
 
 @pytest.mark.parametrize("codec", ["small", "smallest"])
-def test_a_real_update_has_the_expected_bytes_and_never_more_than_the_most(capsys, codec):
+def test_a_real_update_has_the_expected_bytes_and_at_most_the_largest_number(capsys, codec):
     found, about = costs_of(capsys, "fedavg", "--codec", codec)
     assert f"codec {codec}" in about
     reference, dice = Reference(), np.random.default_rng(1)
@@ -39,7 +39,7 @@ def test_a_real_update_has_the_expected_bytes_and_never_more_than_the_most(capsy
         assert size <= said["most"] and said["expected"] == pytest.approx(size, rel=0.01)
 
 
-def test_with_codec_off_nothing_changes_and_what_depends_on_the_numbers_is_not_expected(capsys):
+def test_codec_off_saves_no_bytes_and_a_size_that_depends_on_numbers_has_no_estimate(capsys):
     found, about = costs_of(capsys, "fedproto", "--codec", "off")
     up = found["fedproto"]["up"]
     assert "codec off" in about and up["before"] == up["most"] == up["expected"] == 20_640
@@ -51,19 +51,19 @@ def test_with_codec_off_nothing_changes_and_what_depends_on_the_numbers_is_not_e
     assert "These are computed, not\nmeasured." in said and f"{up['most']:,}            -\n" in said
 
 
-def test_the_codec_of_a_run_that_sets_none_rounds_nothing(capsys):
+def test_a_run_without_a_codec_setting_has_a_lossless_codec(capsys):
     found, about = costs_of(capsys, "fedavg")
     up = found["fedavg"]["up"]
     assert "codec not set" in about and 0 <= up["expected"] - up["before"] < 200
 
 
-def test_the_page_of_codecs_has_the_computed_bytes_of_an_update_that_is_not_made_smaller(capsys):
+def test_the_page_of_codecs_has_the_computed_bytes_of_a_lossless_update(capsys):
     up = costs_of(capsys, "fedproto")[0]["fedproto"]["up"]
     page = " ".join((DOCS / "codecs.md").read_text().split())
     assert f"computes {up['expected']:,} bytes for such an update, and {up['before']:,} bytes with" in page
 
 
-def test_an_experiment_is_computed_with_its_own_codec_and_agrees_with_the_measured_bytes(capsys, tmp_path):
+def test_the_costs_of_an_experiment_use_its_codec_and_agree_with_measured_bytes(capsys, tmp_path):
     """The measured figures are bytes of a whole run of six devices; the last evaluation is one more broadcast."""
     (measured,) = (one for one in read_measured() if one.name == "fedavg")
     devices, rounds = 6, measured.rounds
@@ -87,13 +87,13 @@ def test_an_experiment_is_computed_with_its_own_codec_and_agrees_with_the_measur
         (["--cost", "nosuch"], "no method 'nosuch'"),
     ],
 )
-def test_what_cannot_be_computed_is_said_in_one_line(capsys, arguments, words):
+def test_costs_that_cannot_be_computed_give_one_line_of_error(capsys, arguments, words):
     assert main(["methods", *arguments]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
 
 
-def test_the_cost_of_a_method_that_asks_once_tells_what_a_late_device_costs(capsys):
+def test_the_costs_of_a_method_with_one_upload_contain_the_cost_of_a_late_device(capsys):
     assert main(["methods", "--cost", "fedncm"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     head = 10 * 512 * 4 + 10 * 8  # The rows of all classes, and their labels.

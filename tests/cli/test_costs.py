@@ -1,4 +1,4 @@
-"""Closed forms and networks give the papers' claims about communication, and a table prints them."""
+"""Tests that the computed costs agree with the papers' claims about communication, and that a table has them."""
 
 import pytest
 
@@ -25,13 +25,13 @@ def cost(words, method):
         ("FedHP, the same with FedNH", 797_952, 16_000),
     ],
 )
-def test_fedhps_claim(words, fedavg, fedhp):
+def test_fedhp_has_the_communication_that_its_paper_states(words, fedavg, fedhp):
     """Section 3: parameters shared by a client in a round, both ways."""
     assert cost(words, "fedavg")[0] == cost(words, "fedavg")[1] == {"weights": fedavg}
     assert cost(words, "fedhp") == ({"prototypes": fedhp}, {"prototypes": fedhp})
 
 
-def test_fedpalls_networks_and_download():
+def test_fedpall_has_the_network_sizes_and_the_download_of_its_paper():
     """Table 4: 23.5M, 1.32M and 1.32M; 10.61 % of FedAvg's 24.8M without the prototypes, 10.69 % with them."""
     G = parameters(build("resnet50", classes=10).features)
     H, A = parameters(fedpall_classifier(2048, 10)), parameters(amplifier(2048, 5))
@@ -43,7 +43,7 @@ def test_fedpalls_networks_and_download():
     assert round(100 * (H + A + down["prototypes"]) / (G + H), 2) == 10.69
 
 
-def test_fedpalls_upload_is_fedavgs_from_12122_samples_on():
+def test_fedpall_uploads_as_much_as_fedavg_from_12122_samples_on():
     """The paper compares "12,122 features" with 24.8M parameters: it is the break-even, not a saving."""
     up, _ = cost("FedPall, where", "fedpall")
     whole = cost("FedPall, where", "fedavg")[0]["weights"]
@@ -51,7 +51,7 @@ def test_fedpalls_upload_is_fedavgs_from_12122_samples_on():
     assert round(100 * up["features"] / whole, 3) == 99.996
 
 
-def test_fedlsas_anchors_are_little_beside_the_model():
+def test_the_anchors_of_fedlsa_are_small_compared_with_the_model():
     up, down = cost("FedLSA", "fedlsa")
     assert up == {"weights": 62_006} and sum(down.values()) == 62_846
     assert round(100 * down["anchors"] / down["weights"], 2) == 1.35
@@ -60,7 +60,7 @@ def test_fedlsas_anchors_are_little_beside_the_model():
 @pytest.mark.parametrize(
     ("words", "floats"), [("FedSA, CIFAR-10", 5_120), ("FedSA, CIFAR-100", 51_200), ("FedSA, Tiny", 102_400)]
 )
-def test_fedsas_anchors_and_prototypes(words, floats):
+def test_the_anchors_and_prototypes_of_fedsa_have_the_sizes_of_its_paper(words, floats):
     title = next(
         s.title for s in SETTINGS if s.title.split(":")[0] == words or s.title.startswith(words + "-")
     )
@@ -68,18 +68,18 @@ def test_fedsas_anchors_and_prototypes(words, floats):
     assert up["prototypes"] == down["anchors"] == down["prototypes"] == floats
 
 
-def test_fedsas_upload_is_a_twentieth_of_fedavgs():
+def test_fedsa_uploads_a_twentieth_of_the_numbers_of_fedavg():
     assert cost("FedSA, CIFAR-100", "fedavg")[0] == {"weights": 924_708}
     assert round(51_200 / 924_708, 3) == 0.055
 
 
-def test_fedplccs_prototypes_are_a_third_of_a_percent():
+def test_the_prototypes_of_fedplcc_are_a_third_of_a_percent_of_the_model():
     (up, _), (whole, _) = cost("FedPLCC", "fedplcc"), cost("FedPLCC", "fedavg")
     assert up["prototypes"] + up["counts"] == 30 * 513
     assert round(100 * 30 * 513 / whole["weights"], 2) == 0.31
 
 
-def test_the_table_says_every_setting_and_share():
+def test_the_table_has_each_setting_and_share():
     text = table()
     assert all(s.title in text for s in SETTINGS)
     row = next(line for line in text.splitlines() if line.startswith("  fedhp") and "cnn_mnist" in line)

@@ -1,4 +1,4 @@
-"""Options for engines: a mistake is one line with exit code 2, before anything is written."""
+"""Tests of options for engines: a mistake gives one line and exit code 2, before anything is written."""
 
 import pytest
 
@@ -45,14 +45,14 @@ def file(tmp_path, monkeypatch):
         (["--on", "slurm", "--pack", "0"], "--pack: it is '0', it must be a whole number"),
     ],
 )
-def test_a_wrong_option_is_one_line(file, capfd, tmp_path, words, said):
+def test_a_wrong_option_is_refused_in_one_line_before_anything_is_written(file, capfd, tmp_path, words, said):
     assert main(["sweep", file, *GRID, *words]) == 2
     found = errors(capfd)
     assert len(found) == 1 and said in found[0]
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_slurm_on_this_machine_the_way_out_is_named(file, capfd, monkeypatch, tmp_path):
+def test_the_error_on_a_machine_without_slurm_contains_a_fix(file, capfd, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["sweep", file, *GRID, "--on", "slurm"]) == 2
     assert (
@@ -61,7 +61,7 @@ def test_without_slurm_on_this_machine_the_way_out_is_named(file, capfd, monkeyp
     )
 
 
-def test_the_table_of_a_file_names_the_engine_and_here_replaces_it(file, capfd, monkeypatch, tmp_path):
+def test_the_file_names_the_engine_and_the_option_on_here_overrides_it(file, capfd, monkeypatch, tmp_path):
     (tmp_path / file).write_text(FILE + '[engine]\non = "slurm"\nslurm = { partition = "nope" }\n')
     told = ToldSlurm(tmp_path / "told")
     told.tell("sbatch", error="sbatch: error: invalid partition specified: nope\n", code=1)
@@ -72,7 +72,7 @@ def test_the_table_of_a_file_names_the_engine_and_here_replaces_it(file, capfd, 
     assert "--detach is for an engine" in errors(capfd)[-1]
 
 
-def test_without_the_extra_ray_the_way_out_is_named(file, capfd, monkeypatch):
+def test_the_error_for_a_missing_ray_names_the_extra_to_install(file, capfd, monkeypatch):
     monkeypatch.setattr("protofleet.lab.engines.ray.missing", lambda extra: ["ray"])
     assert main(["sweep", file, *GRID, "--on", "ray"]) == 2
     (line,) = errors(capfd)
@@ -81,23 +81,23 @@ def test_without_the_extra_ray_the_way_out_is_named(file, capfd, monkeypatch):
     )
 
 
-def test_the_engine_is_no_axis(file, capfd):
+def test_a_setting_of_the_engine_is_refused_as_an_axis(file, capfd):
     assert main(["sweep", file, "--grid", "engine.pack=1,2"]) == 2
     assert "engine.pack cannot be an axis, because it changes no result" in errors(capfd)[-1]
 
 
-def test_one_run_is_no_work_for_an_engine_of_many_runs(file, capfd):
+def test_a_single_run_is_refused_for_an_engine(file, capfd):
     assert main(["run", file, "--on", "slurm"]) == 2
     assert "this is one run; name several files or --seeds, or give --on here" in errors(capfd)[-1]
 
 
-def test_files_with_different_engines_cannot_share_one(file, capfd, tmp_path):
+def test_files_with_different_engine_tables_are_refused(file, capfd, tmp_path):
     (tmp_path / "other.toml").write_text(FILE.replace("base", "other") + "[engine]\npack = 3\n")
     assert main(["run", file, "other.toml", "--on", "slurm"]) == 2
     assert "base and other have different tables [engine]" in errors(capfd)[-1]
 
 
-def test_the_same_files_have_the_same_name_for_the_engine(file, tmp_path):
+def test_the_same_files_in_any_order_have_the_same_name_for_the_engine(file, tmp_path):
     paths = [tmp_path / file, tmp_path / "other.toml"]
     paths[1].write_text(FILE.replace("base", "other"))
     seeds = plan_runs(paths[:1], [1, 2], [])

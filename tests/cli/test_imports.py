@@ -1,4 +1,4 @@
-"""Commands that compute nothing do not import torch, which takes a second of CPU and 200 MB."""
+"""Tests that commands that compute nothing do not import torch, which needs a second of CPU and 200 MB."""
 
 import json
 import os
@@ -66,7 +66,7 @@ print(main(["fleet", "x", "--share", "0/1"]), "torch" in sys.modules)
 """
 
 
-def test_a_command_that_is_ended_imports_nothing_more():
+def test_a_command_that_a_signal_ends_does_not_import_torch():
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", STOPPED], capture_output=True, text=True, env=own, timeout=120

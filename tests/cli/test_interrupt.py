@@ -1,4 +1,4 @@
-"""Ctrl-C in a command gives one line and the exit code of a stopped command."""
+"""Tests that Ctrl-C in a command gives one line and the exit code of a stopped command."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from protofleet.runtime.launcher import CAN_FORK
 from tests.rooms import ROOT
 
-# The same happens where Ctrl-C meets a C module that runs Python text while it is imported.
+# The same happens when Ctrl-C arrives while a C module runs Python text during its import.
 INTERRUPTED = """
 from protofleet.cli import main
 main.parser = lambda: exec("raise KeyboardInterrupt")
@@ -53,7 +53,7 @@ def started(text, folder):
     return done.returncode, done.stderr
 
 
-def test_an_interrupt_in_text_that_c_code_runs_ends_with_the_exit_code_of_any_other(tmp_path):
+def test_an_interrupt_in_executed_text_ends_the_command_with_exit_code_1(tmp_path):
     assert started(INTERRUPTED, tmp_path) == (1, "protofleet: stopped\n")
 
 
@@ -61,10 +61,10 @@ def test_an_interrupt_in_text_that_c_code_runs_ends_with_the_exit_code_of_any_ot
     "module",
     ["protofleet.runtime.logs", "protofleet.protocol.settings.reader", "protofleet.cli.parser"],
 )
-def test_an_interrupt_while_the_command_itself_is_imported_is_one_line_too(tmp_path, module):
+def test_an_interrupt_during_the_import_of_the_command_gives_one_line(tmp_path, module):
     assert started(EARLY.format(module), tmp_path) == (1, "protofleet: stopped\n")
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="only a process that forks others imports what they need")
-def test_an_interrupt_that_a_module_drops_while_it_is_imported_ends_the_command(tmp_path):
+def test_an_interrupt_that_an_imported_module_drops_ends_the_command(tmp_path):
     assert started(DROPPED, tmp_path) == (1, "protofleet: stopped\n")

@@ -47,7 +47,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", refused)
 
 
-def test_a_device_measures_its_own_answers_and_opens_no_socket(federation, no_network, capsys):
+def test_a_device_measures_its_own_updates_and_opens_no_socket(federation, no_network, capsys):
     folder, _, devices = federation
     settings = folder / "mfeat.toml"
     settings.write_text(write_toml(encode(devices["mfeat"])))
@@ -61,7 +61,7 @@ def test_a_device_measures_its_own_answers_and_opens_no_socket(federation, no_ne
     assert "Nothing was sent" in page and "<td></td>" not in page
 
 
-def test_a_device_reads_the_same_answers_that_the_coordinator_got(federation):
+def test_a_device_reads_its_stored_update_and_the_state_of_its_client_half(federation):
     folder, experiment, devices = federation
     observed = observed_by(devices["optdigits"], experiment.plan)
     assert observed.devices == ["optdigits"]
@@ -93,7 +93,7 @@ def run(tmp_path):
     return folder
 
 
-def test_a_repeated_run_gives_a_page_and_a_file(run, capsys):
+def test_a_replay_of_a_run_writes_a_page_and_a_file(run, capsys):
     assert main(["leakage", str(run), "--replay", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["source"] == "repeated" and shown["page"] == str(run / "leakage.html")
@@ -130,12 +130,12 @@ def test_a_round_in_the_middle_is_replayed(tmp_path):
     assert read_leakage(run).rounds == (2,)
 
 
-def test_a_kind_that_no_answer_has_is_refused(run, capsys):
+def test_a_kind_that_no_update_has_is_refused(run, capsys):
     assert main(["leakage", str(run), "--replay", "--kinds", "features"]) == 2
     assert "--kinds is features, but the answers have only" in capsys.readouterr().err
 
 
-def test_kept_answers_are_measured_without_ground_truth(federation, tmp_path, capsys):
+def test_stored_updates_are_measured_without_ground_truth(federation, tmp_path, capsys):
     folder, experiment, devices = federation
     run = tmp_path / "run"
     place = run / "kept" / "2.train"

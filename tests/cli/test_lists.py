@@ -1,4 +1,4 @@
-"""Lists of the choices are printed as a table or as JSON, and an unknown name gets the nearest name."""
+"""Tests that lists of choices are printed as a table or as JSON, and that an unknown name gets the nearest name."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from protofleet.runtime.command.listing import Listing
 from tests.support.small_experiment import TWO
 
 
-def test_methods_are_listed_as_json_and_nothing_else_is_said(capsys):
+def test_the_command_methods_with_json_prints_only_json(capsys):
     assert main(["methods", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     found = {one["name"]: one for one in said["methods"]}
@@ -29,7 +29,7 @@ def test_methods_are_listed_as_json_and_nothing_else_is_said(capsys):
     assert fedsa["method"] == "fedsa" and fedsa["up"]["prototypes"] == 5120
 
 
-def test_networks_say_parameters_bytes_and_smallest_images(capsys):
+def test_the_command_networks_lists_parameters_bytes_and_smallest_images(capsys):
     assert main(["networks", "--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["networks"]}
     assert sorted(found) == nets.names()
@@ -51,7 +51,7 @@ def test_networks_say_parameters_bytes_and_smallest_images(capsys):
     assert "vectors, series from 2 steps, images from 2 x 2" in out and "series from 8 steps" in out
 
 
-def test_data_are_said_as_json(tmp_path, capsys):
+def test_the_command_data_with_json_prints_the_data_of_each_device(tmp_path, capsys):
     path = tmp_path / "two.toml"
     path.write_text(TWO)
     assert main(["data", str(path), "--json"]) == 0
@@ -60,7 +60,7 @@ def test_data_are_said_as_json(tmp_path, capsys):
     assert one["train"] + one["validation"] == 20 and len(one["per_class"]) == 10
 
 
-def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monkeypatch):
+def test_devices_with_equal_data_share_one_line_that_fits_the_terminal(capsys, monkeypatch):
     alike = [(f"pi-{i}", "optdigits train 54, classes: 0, 1, 2, 3, 4") for i in range(1, 101)]
     Listing().folded(
         [*alike, ("odd", "mnist train 7, classes: 0, 1"), ("even", "mnist train 7, classes: 0, 1")]
@@ -108,7 +108,7 @@ def test_devices_that_hold_alike_are_one_line_which_fits_a_terminal(capsys, monk
         (["run", "FILE", "--set", "method.lrr=1"], "did you mean lr? there are "),
     ],
 )
-def test_a_name_that_is_unknown_is_answered_with_the_nearest_one(tmp_path, capsys, words, said):
+def test_an_unknown_name_is_refused_with_the_nearest_name(tmp_path, capsys, words, said):
     path = tmp_path / "two.toml"
     path.write_text(TWO)
     assert main([str(path) if word == "FILE" else word for word in words]) == 2
@@ -119,7 +119,7 @@ def test_a_name_that_is_unknown_is_answered_with_the_nearest_one(tmp_path, capsy
     ("text", "fault"),
     [("x = 1 +", ":1: invalid syntax"), ("import os\n\nnot_there()", ":3: NameError: name 'not_there'")],
 )
-def test_a_broken_file_is_named_with_its_line_and_keeps_nobody_from_the_others(
+def test_a_broken_method_file_is_named_with_its_line_and_the_others_are_listed(
     tmp_path, capsys, monkeypatch, text, fault
 ):
     path = tmp_path / "broken_one.py"
@@ -168,7 +168,9 @@ LISTS = {
 
 
 @pytest.mark.parametrize(("words", "code"), LISTS.values(), ids=LISTS)
-def test_every_list_is_one_object_or_says_only_what_is_wrong(listed, capsys, monkeypatch, words, code):
+def test_each_list_is_one_json_object_and_prints_only_errors_with_quiet(
+    listed, capsys, monkeypatch, words, code
+):
     monkeypatch.chdir(listed)
     assert main([*words, "--json"]) == code
     out, err = capsys.readouterr()
@@ -181,7 +183,7 @@ def test_every_list_is_one_object_or_says_only_what_is_wrong(listed, capsys, mon
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_what_is_enrolled_and_banned_is_said_to_programs_as_it_is_to_people(listed, capsys, monkeypatch):
+def test_enrolled_parties_and_bans_are_listed_as_json(listed, capsys, monkeypatch):
     monkeypatch.chdir(listed)
     assert main(["enrol", "list", "--root", "root", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)["enrolled"]

@@ -1,4 +1,4 @@
-"""Commands to a coordinator on this machine: what a person is told if it does not answer, and how `follow` ends."""
+"""Tests of commands to a coordinator on this machine: errors if it does not respond, and the end of `follow`."""
 
 import threading
 from functools import partial
@@ -27,7 +27,7 @@ def end(run, **more):
     write_summary(run / "summary.json", {"ended": "finished", "stopped": "", **more}, Disk(durable=False))
 
 
-def test_a_command_without_a_response_says_that_its_effect_is_unknown_and_where_to_look(
+def test_the_error_without_a_response_names_the_command_that_shows_the_effect(
     tmp_path, run, capsys, monkeypatch
 ):
     monkeypatch.setattr(control_socket, "send", partial(send, seconds=0.2))
@@ -52,7 +52,7 @@ def test_a_command_without_a_response_says_that_its_effect_is_unknown_and_where_
         gate.set()
 
 
-def test_a_command_to_nobody_says_that_the_coordinator_may_still_start_or_that_the_run_is_over(run, capsys):
+def test_the_error_without_a_coordinator_states_a_late_start_or_the_end_of_the_run(run, capsys):
     assert main(["pause", str(run)]) == 1
     said = capsys.readouterr().err
     assert "answers on this machine; it may still be starting. Otherwise start it" in said
@@ -89,7 +89,7 @@ def test_follow_ends_with_the_run_of_a_coordinator_that_ends_with_its_run(run, c
     assert lines[0] == "red: running: 1 devices are present; a round needs 2"
 
 
-def test_a_response_that_is_being_made_is_sent_before_the_process_ends(run):
+def test_a_response_in_preparation_is_sent_before_the_process_ends(run):
     began, found = threading.Event(), []
 
     def slow(user, request):
@@ -110,7 +110,7 @@ def test_a_response_that_is_being_made_is_sent_before_the_process_ends(run):
 @pytest.mark.parametrize(
     "line", [("pause", "runs/red"), ("show", "../red"), ("follow", "runs/red"), ("stop", "/runs/red")]
 )
-def test_the_path_of_a_run_is_refused_for_a_coordinator_elsewhere(tmp_path, monkeypatch, capsys, line):
+def test_the_path_of_a_run_is_refused_with_the_option_operator(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "operator.toml").write_text('enrolled = "keys"\n')
     assert main([*line, "--operator", "operator.toml"]) == 2
@@ -119,7 +119,7 @@ def test_the_path_of_a_run_is_refused_for_a_coordinator_elsewhere(tmp_path, monk
     )
 
 
-def test_the_file_of_an_experiment_or_an_operator_is_no_coordinators_file(tmp_path, monkeypatch, capsys):
+def test_the_file_of_an_experiment_or_an_operator_is_refused_for_a_coordinator(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exp.toml").write_text(
         'name = "red"\nrounds = 1\nclasses = 3\nmethod = { name = "fedavg" }\n'

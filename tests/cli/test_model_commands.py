@@ -1,4 +1,4 @@
-"""`protofleet model` and `protofleet predict`, as a user runs them in a shell, and the message of each mistake."""
+"""Tests of `protofleet model` and `protofleet predict` as a user runs them, and of the message for each mistake."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ BOARD = re.compile(r"^```sh board\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
-    """Return a device's folder with three versions of the model, and pictures that have not the model's size."""
+    """Return a device's folder with three versions of the model, and pictures that do not have the model's size."""
     folder = tmp_path_factory.mktemp("board")
     published = ModelPublisher(
         ModelSettings(), folder / "state", ModelOrigin("owl", None), Disk(durable=False)
@@ -57,7 +57,7 @@ def said(capsys, *words):
     return code, out.out, out.err
 
 
-def test_the_versions_are_listed_with_their_links(board, capsys):
+def test_model_list_prints_the_versions_with_their_links(board, capsys):
     code, out, _ = said(capsys, "model", "list", board / "state")
     lines = out.splitlines()
     assert code == 0 and [line.split()[0] for line in lines] == ["v000001", "v000002", "v000003"]
@@ -68,7 +68,7 @@ def test_the_versions_are_listed_with_their_links(board, capsys):
     assert [row["round"] for row in rows] == [1, 2, 3] and rows[2]["links"] == ["current"]
 
 
-def test_without_a_folder_those_of_the_device_here_are_meant(board, capsys, monkeypatch):
+def test_model_list_without_a_folder_uses_the_models_of_the_current_folder(board, capsys, monkeypatch):
     monkeypatch.chdir(board)
     assert said(capsys, "model", "list")[0] == 0
     monkeypatch.chdir(board / "empty")
@@ -76,7 +76,7 @@ def test_without_a_folder_those_of_the_device_here_are_meant(board, capsys, monk
     assert code == 2 and err.startswith("protofleet: there is no version of a model in models, state, ")
 
 
-def test_a_version_is_pinned_rolled_back_and_let_go(board, capsys):
+def test_a_version_is_pinned_unpinned_and_rolled_back(board, capsys):
     state = board / "state"
     assert said(capsys, "model", "pin", "v000001", state)[1].startswith(
         f"{state}/models/current is v000001 of round 1 (pinned"
@@ -95,7 +95,7 @@ def test_a_version_is_pinned_rolled_back_and_let_go(board, capsys):
     said(capsys, "model", "unpin", state)
 
 
-def test_the_commands_of_the_page_do_what_it_says(board, capsys, monkeypatch):
+def test_all_board_commands_of_the_page_succeed(board, capsys, monkeypatch):
     monkeypatch.chdir(board)
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     commands = [line for block in BOARD.findall(page) for line in block.splitlines()]
@@ -105,7 +105,9 @@ def test_the_commands_of_the_page_do_what_it_says(board, capsys, monkeypatch):
         assert code == 0 and out and not err, (command, err)
 
 
-def test_pipes_and_postscript_that_are_called_pictures_are_a_line_each(board, tmp_path, capsys, monkeypatch):
+def test_a_pipe_and_a_postscript_file_with_names_of_pictures_give_one_line_each(
+    board, tmp_path, capsys, monkeypatch
+):
     os.mkfifo(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
@@ -135,7 +137,7 @@ def test_pictures_of_any_size_are_predicted(board, capsys):
     assert json.loads(out)["model"]["round"] == 2
 
 
-def test_a_broken_picture_is_one_line_and_the_others_are_predicted(board, capsys):
+def test_a_broken_picture_gives_one_line_and_the_others_are_predicted(board, capsys):
     pictures = board / "broken.png", board / "pictures" / "wide.png", board / "gone.png"
     code, out, err = said(capsys, "predict", *pictures, "--model", board / "state")
     assert code == 1 and len(out.splitlines()) == 1
@@ -144,7 +146,7 @@ def test_a_broken_picture_is_one_line_and_the_others_are_predicted(board, capsys
     assert second == f"protofleet: there is no picture {board}/gone.png; is its name right?"
 
 
-def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
+def test_each_mistake_gives_one_line_with_a_fix(board, capsys, monkeypatch):
     picture, state = board / "pictures" / "wide.png", board / "state"
     for words, problem in (
         ((), "name pictures, or use --watch FOLDER"),
@@ -186,7 +188,7 @@ def test_each_mistake_is_one_line_with_the_way_out(board, capsys, monkeypatch):
     )
 
 
-def test_a_model_with_other_numbers_than_its_card_says_is_not_used(board, capsys, tmp_path):
+def test_a_model_with_other_tensors_than_its_card_names_is_refused(board, capsys, tmp_path):
     for name in ("card.json", "model.safetensors"):
         content = (board / "state" / "models" / "v000002" / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-1] + b"\x01" if name != "card.json" else content)
@@ -228,15 +230,15 @@ def spool(board, tmp_path, capsys):
     return Spool(board, tmp_path / "in", capsys)
 
 
-def test_a_picture_that_stalls_half_written_has_one_line_once_it_is_whole(spool):
+def test_a_half_written_picture_is_predicted_once_when_it_is_complete(spool):
     half = spool.picture[: len(spool.picture) // 2]
     stall = [lambda: None] * 8  # eight looks, which are four seconds
     found = spool.watched(lambda: spool.write(half), *stall, lambda: spool.write(spool.picture))
     assert found == (["new.png"], ["1 picture predicted"])
 
 
-def test_a_picture_that_becomes_whole_while_it_is_read_has_one_line(spool):
-    """The picture changes between the look that found it unchanged and the reading."""
+def test_a_picture_that_is_completed_while_it_is_read_is_predicted_once(spool):
+    """The picture changes after the check that found it unchanged, and before it is read."""
     now, begun = spool.chosen.now, len(spool.picture) // 2
 
     def finish_and_open():
@@ -250,8 +252,8 @@ def test_a_picture_that_becomes_whole_while_it_is_read_has_one_line(spool):
     assert found == (["new.png"], ["1 picture predicted"])
 
 
-def test_a_picture_of_reserved_size_whose_time_is_kept_is_not_lost(spool):
-    """A program writes into a file that has its full length from the beginning, and then sets the old time again."""
+def test_a_picture_in_a_preallocated_file_with_an_old_time_is_predicted(spool):
+    """A program writes into a file that already has its full length, and then sets the old time of the file again."""
 
     def write(content):
         spool.write(content)
@@ -263,7 +265,7 @@ def test_a_picture_of_reserved_size_whose_time_is_kept_is_not_lost(spool):
     assert found[0] == ["new.png"] and len(found[1]) == 2 and "new.png cannot be read" in found[1][0]
 
 
-def test_what_is_broken_is_told_once_and_predicted_when_it_is_mended(spool):
+def test_a_broken_picture_is_reported_once_and_predicted_when_it_is_repaired(spool):
     looks = [lambda: None] * 15
     names, said = spool.watched(lambda: spool.write(b"no"), *looks, lambda: spool.write(spool.picture))
     assert (
@@ -271,7 +273,7 @@ def test_what_is_broken_is_told_once_and_predicted_when_it_is_mended(spool):
     )
 
 
-def test_a_changed_owner_or_mode_makes_no_second_line(spool):
+def test_a_changed_mode_of_a_picture_gives_no_second_line(spool):
     def lock():
         (spool.folder / "new.png").chmod(0o400)
 
@@ -285,7 +287,7 @@ def test_an_interrupt_names_the_pictures_that_still_wait(spool):
 
 
 @pytest.mark.slow
-def test_a_watched_folder_has_a_line_for_each_new_picture_once_it_is_whole(board, tmp_path):
+def test_watch_prints_one_line_for_each_new_picture_when_it_is_complete(board, tmp_path):
     folder, picture = tmp_path / "in", (board / "pictures" / "wide.png").read_bytes()
     folder.mkdir()
     (folder / "old.png").write_bytes(picture)

@@ -1,4 +1,4 @@
-"""Wrong files of a run and commands that come too late give one line of error and no traceback."""
+"""Tests that invalid files of a run and commands that come too late give one line of error and no traceback."""
 
 import json
 import os
@@ -47,8 +47,8 @@ ODD += [json.dumps({**SUMMARY, "accuracy": {"start": {}, "final": {}, "best_by_v
 ODD += [json.dumps({**SUMMARY, "views": {"a": {}, "b": {"final": {"mean": 1e999}}}})]
 
 
-def is_said(text):
-    """Tell whether this summary without a seal, as earlier versions wrote it, may be read as it stands."""
+def is_readable(text):
+    """Return whether this summary without a seal, as earlier versions wrote it, may be read."""
     try:
         return json.loads(text).keys() >= SUMMARY.keys()
     except (ValueError, AttributeError, RecursionError):
@@ -57,7 +57,7 @@ def is_said(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [*ODD[:3], ODD[8], json.dumps({**SUMMARY, "accuracy": []})])
-def test_a_report_of_an_odd_summary_is_one_line(tmp_path, text):
+def test_a_report_of_an_invalid_summary_gives_one_line(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     code, said = command(tmp_path, "report", ".")
     assert code == 1 and len(said.splitlines()) == 1 and "summary.json" in said
@@ -95,7 +95,7 @@ LINES += [
 
 
 @pytest.mark.slow
-def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
+def test_a_report_leaves_out_invalid_lines_and_states_this(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     for text in ("\n".join(LINES), "\xff\xfe\n\0", "[" * 100_000):
         (tmp_path / "rounds.jsonl").write_bytes(text.encode("latin-1"))
@@ -103,7 +103,7 @@ def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
         assert code == 0 and "damaged lines" in said
 
 
-def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
+def test_each_invalid_summary_gives_a_report_or_one_line(tmp_path, capsys):
     """The commands run in this process, because there are many of them."""
     from protofleet.cli.main import main
 
@@ -115,11 +115,11 @@ def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
             code = main([job, str(folder)])
             said = capsys.readouterr().err.strip().splitlines()
             assert code in (0, 1) and (code == 0 or len(said) == 1), (text, said)
-            assert code == 1 or is_said(text) or job == "compare"
+            assert code == 1 or is_readable(text) or job == "compare"
 
 
 @pytest.mark.parametrize("job", ["run", "sweep", "centralised"])
-def test_a_file_after_its_seeds_is_taken_for_one_and_where_it_goes_is_said(job, capsys):
+def test_a_file_after_the_seeds_is_refused_with_the_correct_order(job, capsys):
     from protofleet.cli.main import main
 
     assert main([job, "--seeds", "1", "2", "demo.toml"]) == 2
@@ -128,7 +128,7 @@ def test_a_file_after_its_seeds_is_taken_for_one_and_where_it_goes_is_said(job, 
 
 
 @pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl", "rounds.copy.jsonl", "experiment.toml"])
-def test_a_folder_where_a_file_should_be_is_one_line(tmp_path, name):
+def test_a_folder_in_place_of_a_file_gives_one_line(tmp_path, name):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
@@ -136,7 +136,7 @@ def test_a_folder_where_a_file_should_be_is_one_line(tmp_path, name):
     assert code == 1 and len(said.splitlines()) == 1 and name in said
 
 
-def test_odd_things_among_the_bans_keep_nobody_from_lifting_one(tmp_path):
+def test_invalid_files_among_the_bans_do_not_prevent_an_unban(tmp_path):
     banned = tmp_path / "run" / "coordinator" / "banned"
     (banned / "a-folder" / "inside").mkdir(parents=True)
     (banned / "loud").write_text(f"{int(time.time())} 1\n")
@@ -154,7 +154,7 @@ def test_odd_things_among_the_bans_keep_nobody_from_lifting_one(tmp_path):
     assert command(tmp_path, "unban", "--folder", "run")[0] == 0
 
 
-def test_going_on_with_a_finished_run_says_that_there_is_nothing_left_and_takes_it_from_nobody(tmp_path):
+def test_go_on_with_a_finished_run_is_refused_and_does_not_take_over_the_run(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     run.run()
     before = run.service.run.spool.index.epoch
@@ -173,7 +173,7 @@ def epoch_of(folder):
 
 
 @pytest.mark.slow
-def test_an_index_that_cannot_be_used_names_the_way_on_with_a_backup(tmp_path):
+def test_the_error_for_an_unusable_index_contains_the_steps_with_a_backup(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     run.run()
     run.service.run.spool.close()
@@ -184,7 +184,7 @@ def test_an_index_that_cannot_be_used_names_the_way_on_with_a_backup(tmp_path):
         last = said.strip().splitlines()[-1]
         assert code == (2 if name == "spool.sqlite" else 1)
         if name == "spool.sqlite":
-            assert "its copy has taken its place" in said  # then the files are as above
+            assert "its copy has taken its place" in said  # Then both files are made unusable again.
             shutil.copyfile(folder / "spool.copy.sqlite", folder / "spool.sqlite")
             (folder / "spool.sqlite").write_bytes(b"no database")
     assert "spool.copy.sqlite" in last and "protofleet go-on" in last and "under another name" in last

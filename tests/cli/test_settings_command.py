@@ -1,4 +1,4 @@
-"""`protofleet settings` prints the keys of each TOML table as the dataclasses declare them."""
+"""Tests that `protofleet settings` prints the keys of each TOML table as the dataclasses declare them."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_a_table_is_printed_with_bounds_defaults_and_sentences(capsys):
     assert "at least 1 and at most 1_000_000" in out
 
 
-def test_tables_that_are_alike_are_printed_once(capsys):
+def test_equal_tables_are_printed_once(capsys):
     out = said(capsys, "network")
     assert out.startswith("[network] of an experiment, a coordinator or a device\n")
     assert out.count("  feature_size ") == 1
@@ -96,7 +96,7 @@ def test_tables_that_are_alike_are_printed_once(capsys):
     ]  # fmt: skip
 
 
-def test_a_full_name_chooses_one_file(capsys):
+def test_the_full_name_of_a_table_selects_one_file(capsys):
     (one,) = objects(capsys, "device.limits")
     assert "epochs" in {key["key"] for key in one["keys"]}
     (one,) = objects(capsys, "coordinator")
@@ -104,7 +104,7 @@ def test_a_full_name_chooses_one_file(capsys):
 
 
 @pytest.mark.parametrize("name", ["hosts", "hosts.NAME", "hosts.board-1", "fleet.hosts", "[hosts.board-1]"])
-def test_a_table_under_a_name_is_found_with_any_name_or_none(capsys, name):
+def test_a_table_for_each_host_is_found_with_any_host_name_and_without_one(capsys, name):
     (one,) = objects(capsys, name)
     assert one["table"] == "fleet.hosts.NAME"
 
@@ -127,7 +127,7 @@ def test_the_settings_of_a_method_are_printed(capsys, tmp_path):
         ("method.fedavgg", "no method 'fedavgg'; did you mean fedavg? there are adcol"),
     ],
 )
-def test_an_unknown_table_is_answered_with_the_nearest_one(capsys, name, words):
+def test_an_unknown_table_is_refused_with_the_nearest_name(capsys, name, words):
     assert main(["settings", name]) == 2
     assert words in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Each mistake of a user, in all sub-commands, gives one line that names it, and never a traceback."""
+"""Tests that each mistake of a user, in all sub-commands, gives one line that names it, and never a traceback."""
 
 import os
 import subprocess
@@ -151,7 +151,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("typed", MISTAKES)
-def test_a_mistake_is_one_line_that_says_what_is_wrong(place, monkeypatch, capsys, typed):
+def test_a_mistake_gives_one_line_that_names_it(place, monkeypatch, capsys, typed):
     monkeypatch.chdir(place)
     code = main(typed.split())
     out, err = capsys.readouterr()
@@ -160,7 +160,7 @@ def test_a_mistake_is_one_line_that_says_what_is_wrong(place, monkeypatch, capsy
 
 
 UNUSUAL = {
-    "a reader that stops after a line, and a locale without letters of others": (
+    "a reader that stops after a line, and a locale with ASCII letters only": (
         '"$0" -m protofleet methods | head -1',
         "",
     ),
@@ -175,7 +175,7 @@ UNUSUAL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "said"), UNUSUAL.values(), ids=UNUSUAL)
-def test_an_unusual_surrounding_is_no_traceback(place, words, said):
+def test_an_unusual_environment_causes_no_traceback(place, words, said):
     plain = {
         "LC_ALL": "C",
         "PYTHONUTF8": "0",

@@ -10,7 +10,7 @@ from tests.protocol.objects import ARRAYS, BLOCK
 
 @pytest.fixture
 def little_memory():
-    """Fail if the test takes 4 MiB or more at its peak, because input with a false size must not be believed."""
+    """Fail if the test needs 4 MiB or more at its peak, because input with a false size must not reserve memory."""
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()

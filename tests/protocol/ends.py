@@ -1,4 +1,4 @@
-"""Both ends of a link, joined by a simulated network, for tests of what crosses the link."""
+"""Both ends of a link, joined by a simulated network, for tests of the messages that cross the link."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Gate:
 
 
 class Ends:
-    """The links of a coordinator and devices, with what each received (`heard`) and rejected (`rejected`)."""
+    """The links of a coordinator and devices, with the messages that each received (`heard`) and rejected."""
 
     def __init__(self, folder: Path, devices=("a", "b"), conditions=NetworkConditions(), seed=0):
         self.folder, self.clock = folder, VirtualClock()

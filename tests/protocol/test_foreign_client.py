@@ -170,9 +170,9 @@ def wire_name(manifest):
 @pytest.mark.parametrize(
     "conditions",
     [NetworkConditions(), NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2)],
-    ids=["fair", "foul"],
+    ids=["good network", "bad network"],
 )
-def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path, conditions):
+def test_a_device_written_only_from_the_document_completes_a_run(tmp_path, conditions):
     run = simulation(tmp_path, "fedavg", conditions)
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")

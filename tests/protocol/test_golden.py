@@ -1,4 +1,4 @@
-"""Tests that old messages are still understood, and are still sent as the same bytes."""
+"""Tests that old messages can still be decoded, and are still encoded to the same bytes."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def understand(data):
 
 
 @pytest.mark.parametrize(("case", "data"), VECTORS)
-def test_every_vector_is_understood(case, data):
+def test_every_vector_is_decoded_or_refused_as_expected(case, data):
     if isinstance(case, Refused):
         with pytest.raises(Rejected) as fault:
             understand(data)
@@ -46,13 +46,13 @@ def test_every_vector_is_understood(case, data):
 
 
 @pytest.mark.parametrize(("case", "data"), VECTORS)
-def test_every_vector_is_said_in_the_same_bytes(case, data):
+def test_every_vector_is_encoded_to_the_same_bytes(case, data):
     # A later minor version of ours may send more than the vectors of an earlier one have.
     if not isinstance(case, Envelope) or (case.header.minor == MINOR and not case.frame):
         assert case.encode() == data
 
 
-def test_every_case_has_its_vector_and_the_other_way_round():
+def test_each_case_has_a_vector_and_each_vector_has_a_case():
     assert {v["name"]: v["content"] for v in BOOK["vectors"]} == {n: plain(c) for n, c in CASES.items()}
     assert len(BOOK["vectors"]) == len(CASES)
     public = {n: (ring()[n].sign.hex(), ring()[n].receive.hex()) for n in SECRETS}
@@ -68,7 +68,7 @@ def test_every_kind_of_message_and_every_type_of_number_has_a_vector():
     assert {type(c) for c in cases} == {Body, Block, Envelope, Sealing, Later, Refused}
 
 
-def test_the_vectors_fit_together():
+def test_the_vectors_of_one_exchange_are_consistent():
     cases = {v["name"]: case_of(v) for v in BOOK["vectors"]}
     task, inline, offered = cases["task"].message, cases["update, inline"], cases["update, offered"]
     blocks = [cases["block 0"], cases["block 1"]]
@@ -84,8 +84,8 @@ def test_the_vectors_fit_together():
     assert all(b.manifest.wire_name == sealed.broadcast.wire_name for b in hidden)
 
 
-def test_the_envelope_whose_ephemeral_key_is_known_holds_the_seal_with_all_its_numbers():
-    """So a client in another language can check its own seal, byte for byte and step by step."""
+def test_the_envelope_with_a_known_ephemeral_key_contains_the_stored_seal():
+    """With this vector, a client in another language can check each step of its own seal."""
     cases = {v["name"]: case_of(v) for v in BOOK["vectors"]}
     envelope, seal = cases["hello, sealed with a known ephemeral key"], cases["the seal of that hello"]
     label = b"protofleet/1 sealed\0"

@@ -67,22 +67,22 @@ def keys_of_messages():
 
 
 @pytest.mark.parametrize(("name", "block"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
-def test_every_byte_of_the_example_is_that_of_its_vector(name, block):
+def test_each_example_has_the_bytes_of_its_vector(name, block):
     lines = [re.fullmatch(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?", line) for line in block.splitlines()]
     shown = " ".join(line[1] for line in lines)
     (vector,) = (v for v in load()["vectors"] if v["name"] == name)
     assert bytes.fromhex(shown).hex() == vector["hex"]
 
 
-def test_the_example_shows_frames_of_both_types_and_a_body():
+def test_each_hex_block_of_the_page_is_an_example():
     assert len(EXAMPLES) == TEXT.count("```hex") >= 8
 
 
-def test_the_limits_are_those_of_the_code():
+def test_the_table_of_limits_is_up_to_date():
     assert limits.generate(TEXT) == TEXT, "run python -m tools.pages.limits"
 
 
-def test_no_limit_of_the_wire_is_left_out():
+def test_the_table_of_limits_has_each_limit_of_the_wire():
     named = {name for _, name in limits.LIMITS}
     for module in (
         "wire.arrays",
@@ -102,7 +102,7 @@ def test_no_limit_of_the_wire_is_left_out():
                 assert imported, f"{module}.{name} is not in the table"
 
 
-def test_every_reason_is_described_as_the_code_means_it():
+def test_the_table_of_reasons_is_complete_and_up_to_date():
     assert set(MEANINGS) == set(Reason)
     assert reasons.generate(TEXT) == TEXT, "run python -m tools.pages.reasons"
 
@@ -157,7 +157,7 @@ def described_keys():
     return keys
 
 
-def test_keys_are_written_in_the_order_of_the_table():
+def test_the_keys_of_a_payload_are_in_the_order_of_the_table():
     keys = described_keys()
     for kind, payload, name in open_payloads():
         inner = [f"about.{key}" for key in payload.get("about", {})]
@@ -165,7 +165,7 @@ def test_keys_are_written_in_the_order_of_the_table():
             assert said == [key for key in keys[kind] if key in said], name
 
 
-def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothing_else():
+def test_only_keys_of_later_minor_versions_are_left_out_if_they_are_empty():
     assert 'if their value is empty, 0, false or nil: the keys marked "since 1.1" in section 5' in FLAT
     keys = described_keys()
     for kind, payload, name in open_payloads():
@@ -186,7 +186,7 @@ def test_every_key_of_about_is_described():
     assert {key for key in described if key.startswith("about.")} == expected
 
 
-def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
+def test_the_page_describes_each_entry_and_each_rule_of_a_row_of_wants():
     table = rows(section("### What an answer must hold"))
     entries = [row[1] for row in table if len(row) == 4 and row[0].isdigit()]
     assert entries == [f.name for f in fields(ArraySpec)]
@@ -195,20 +195,20 @@ def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
     }  # fmt: skip
 
 
-def test_every_form_is_described_and_no_other():
+def test_the_page_describes_exactly_the_forms_of_the_code():
     named = {row[0].strip("`") for row in rows(section("### Forms")) if row[0] != "name"}
     assert {*forms.COORDINATOR_FORMS, *forms.DEVICE_FORMS, forms.RUNS} == named
 
 
-def test_the_table_of_the_keys_of_a_stage_is_that_of_the_code():
+def test_the_table_of_the_keys_of_a_stage_is_up_to_date():
     assert stages.generate(TEXT) == TEXT, "run python -m tools.pages.stages"
 
 
-def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
+def test_the_table_of_the_arrays_of_each_method_is_up_to_date():
     assert arrays.generate(TEXT) == TEXT, "run python -m tools.pages.arrays"
 
 
-def test_the_files_of_a_device_are_those_that_are_installed():
+def test_the_page_names_the_files_that_an_enrolment_installs():
     named = re.findall(r"`([\w.]+)`", " ".join(row[0] for row in rows(section("### The keys of a device"))))
     assert set(named) == {
         *(enrolled.IDENTITY_KEY, enrolled.RECEIVE_KEY, enrolled.TLS_KEY, enrolled.TLS_CERT, enrolled.TLS_CA),
@@ -216,7 +216,7 @@ def test_the_files_of_a_device_are_those_that_are_installed():
     }
 
 
-def test_metering_of_the_kind_control_is_that_of_the_vector():
+def test_the_page_shows_the_parts_of_the_vector_with_the_kind_control():
     (vector,) = (
         v for v in load()["vectors"] if v["name"] == "update, offered, with arrays of the kind control"
     )
@@ -226,7 +226,7 @@ def test_metering_of_the_kind_control_is_that_of_the_vector():
     assert int.from_bytes(bytes.fromhex(body["hex"])[:4], "little") + 4 == shown[0][1]
 
 
-def test_topics_dtypes_and_kinds_are_those_of_the_code():
+def test_the_page_has_the_topics_dtypes_and_kinds_of_the_code():
     table = [(r[0].strip("`"), r[1]) for r in rows(section("## 2. MQTT")) if r[0].startswith("`protofleet")]
     said = [row for row in TOPIC_RULES if not row.retired]
     short = {"{device}": "<device>", "{digest}": "<name on the wire in hex>"}
@@ -245,7 +245,7 @@ def test_topics_dtypes_and_kinds_are_those_of_the_code():
     assert set(re.findall(r"`(\w+)`", listed)) == KINDS
 
 
-def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
+def test_the_page_has_the_final_reason_codes_of_the_code():
     listed = re.search(r"After the reason codes (.*?), in a CONNACK", FLAT)[1]
     codes = set()
     for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
@@ -253,7 +253,7 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
     assert codes == set(FINAL_REASONS)
 
 
-def test_paces_that_are_told_in_words_are_those_of_the_code():
+def test_the_page_has_the_times_for_stragglers_and_reconnects_of_the_code():
     factor, least = re.search(
         r"has ([\d.]+) x t from its task on, or ([\d.]+) s if this is longer", FLAT
     ).groups()
@@ -262,7 +262,7 @@ def test_paces_that_are_told_in_words_are_those_of_the_code():
     assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three connections in a row" in FLAT
 
 
-def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
+def test_the_page_states_the_smallest_packet_that_a_link_accepts(tmp_path):
     least = int(number(re.search(r"The broker must accept packets of at least ([\d,]+) bytes", FLAT)[1]))
     link = Ends(tmp_path, "a").coordinator
     link.adapt(least)
@@ -278,7 +278,7 @@ WEIGHTS_OF_ROWS = {
 }
 
 
-def test_the_weights_in_masked_sums_are_those_of_the_methods():
+def test_the_page_has_the_weights_of_the_methods_in_masked_sums():
     weights = {}
     for what, weight in rows(section("### Numbers"))[1:]:
         weights |= {(what.split()[0], name): weight for name in re.findall(r"`(\w+)`", what)}

@@ -1,4 +1,4 @@
-"""Tests that the memory of work goes back to the system when the work is over, and not before."""
+"""Tests that the memory of work is returned to the system when the work is over, and not before."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ thread.join()
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="other systems' allocators are left as they are"
 )
-def test_blocks_are_kept_at_work_and_given_back_after_it():
+def test_free_blocks_are_kept_during_work_and_returned_to_the_system_after_it():
     (kept_faults, given_back), (usual_faults, _) = (
         map(
             float,
@@ -62,7 +62,7 @@ def resident():
 
 keep_blocks_at_work()
 blocks = [bytearray(3_000_000) for _ in range(10)]
-stays = bytearray(100_000)  # made last, so it lies behind them
+stays = bytearray(100_000)  # It is made last, so its address is after the blocks.
 del blocks
 held = resident()
 return_free_blocks()
@@ -73,7 +73,7 @@ print(held - then, then - resident())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other allocators are left as they are")
-def test_free_blocks_before_one_that_stays_are_given_back_too_where_all_are_to_be():
+def test_return_all_free_blocks_also_returns_blocks_before_a_used_block():
     told = subprocess.run(
         [sys.executable, "-c", HOLDS_THE_END], capture_output=True, text=True, check=True, timeout=60
     ).stdout

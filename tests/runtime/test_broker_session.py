@@ -1,4 +1,4 @@
-"""Tests of what a party logs about its connection, and of when it gives up."""
+"""Tests of the log lines of a party about its connection, and of the time after which it gives up."""
 
 import logging
 
@@ -14,7 +14,7 @@ def session(caplog):
     return BrokerSession(logging.getLogger("protofleet.tests"))
 
 
-def test_it_says_once_that_a_connection_is_lost_each_new_reason_and_that_it_is_back(session, caplog):
+def test_a_lost_connection_each_new_reason_and_the_return_are_logged_once(session, caplog):
     session.accepted()
     session.stands(1.0)
     for at, reason in ((10.0, "reset"), (11.0, "refused"), (15.0, "refused"), (20.0, "no route")):
@@ -35,14 +35,14 @@ def test_it_says_once_that_a_connection_is_lost_each_new_reason_and_that_it_is_b
     ]
 
 
-def test_the_first_connection_is_no_return(session, caplog):
+def test_the_first_connection_is_not_logged_as_a_return(session, caplog):
     session.lost("refused", final=False, now=0.0)
     session.accepted()
     session.stands(5.0)
     assert caplog.messages == ["refused; trying again"]
 
 
-def test_a_connection_that_its_party_rejects_is_no_return(session, caplog):
+def test_a_connection_that_its_party_rejects_is_not_logged_as_a_return(session, caplog):
     session.accepted()
     session.stands(0.0)
     session.lost("reset", final=False, now=10.0)
@@ -53,7 +53,7 @@ def test_a_connection_that_its_party_rejects_is_no_return(session, caplog):
     assert caplog.messages[-1] == "connected to the broker again, after 20 s"
 
 
-def test_it_gives_up_with_the_last_reason_unless_a_connection_was_accepted(session):
+def test_a_session_gives_up_with_the_last_reason_if_no_connection_was_accepted(session):
     session.give_up_after(60.0, now=5.0)
     assert session.wake_at == 65.0
     session.lost("connection refused", final=False, now=6.0)
@@ -65,7 +65,7 @@ def test_it_gives_up_with_the_last_reason_unless_a_connection_was_accepted(sessi
     assert session.wake_at == NEVER
 
 
-def test_a_final_refusal_is_told_from_the_end_of_a_session(session):
+def test_a_final_refusal_and_the_end_of_a_session_have_different_reasons(session):
     assert session.lost("not authorised", final=True, now=0.0) == "not authorised"
     session.accepted()
     assert session.lost("taken over", final=True, now=1.0) == "the broker ended the session: taken over"

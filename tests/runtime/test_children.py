@@ -64,7 +64,7 @@ def start():
         child.stdout.close()
 
 
-def test_a_child_that_ignores_sigterm_is_killed_and_no_child_is_waited_for_alone(start):
+def test_children_that_ignore_sigterm_are_killed_after_one_common_wait(start):
     processes = [start(STUBBORN), start(POLITE), start(STUBBORN)]
     began = time.monotonic()
     children.stop(processes, 5.0)
@@ -72,14 +72,14 @@ def test_a_child_that_ignores_sigterm_is_killed_and_no_child_is_waited_for_alone
     assert time.monotonic() - began >= 5.0 and sum(child.seconds for child in processes) < 6.0
 
 
-def test_an_interrupt_while_children_are_stopped_leaves_none_of_them(start):
+def test_an_interrupt_while_children_are_stopped_leaves_no_child(start):
     stubborn = [start(STUBBORN, Impatient), start(STUBBORN)]
     with pytest.raises(KeyboardInterrupt):
         children.stop(stubborn, 30.0)
     assert [child.returncode for child in stubborn] == [-signal.SIGKILL] * 2
 
 
-def test_waiting_returns_those_that_still_run(start):
+def test_wait_returns_the_children_that_still_run(start):
     ended, running = start(POLITE), start(POLITE)
     ended.kill()
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # Its exit code can still be read.
@@ -93,7 +93,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(start):
     assert select.select([parent.stdout], [], [], 30)[0] and os.read(parent.stdout.fileno(), 1) == b""
 
 
-def test_the_last_lines_of_a_log_are_those_of_this_start(tmp_path):
+def test_the_last_lines_of_a_log_are_lines_of_this_start(tmp_path):
     log = tmp_path / "a.log"
     log.write_bytes(b"earlier\n")
     assert children.last_lines(log) == ["earlier"]

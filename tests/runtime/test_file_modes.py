@@ -1,4 +1,4 @@
-"""Tests of who may read the files that whole runs in real processes leave, under the usual umask."""
+"""Tests that other users cannot read the files of runs in real processes, except the report."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ def open_to_others(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in found if stat.S_IMODE(path.lstat().st_mode) & 0o077}
 
 
-def test_answers_snapshots_and_states_are_for_their_owner_alone(place):
+def test_updates_snapshots_and_states_are_readable_only_by_their_owner(place):
     folder = run_with(place, 0o022)
     kept = folder / "coordinator"
     assert list(kept.glob("answers/*.log")) and list(kept.glob("snapshots/*.body"))
@@ -45,12 +45,12 @@ def test_answers_snapshots_and_states_are_for_their_owner_alone(place):
     } == set()
 
 
-def test_a_report_can_be_read_by_others_whatever_the_umask(place):
+def test_a_report_is_readable_by_others_with_any_umask(place):
     folder = run_with(place, 0o077)
     assert stat.S_IMODE((folder / "report.html").stat().st_mode) == 0o644
 
 
-def test_what_an_earlier_version_left_open_is_closed_at_the_next_start(place):
+def test_folders_that_are_open_to_others_are_closed_at_the_next_start(place):
     for name in ("coordinator", "devices/device-1"):
         (place / "runs" / "small" / name).mkdir(parents=True, mode=0o755)
     folder = run_with(place, 0o022)

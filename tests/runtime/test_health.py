@@ -68,14 +68,14 @@ def average_once():
     sent = [Reply(name, 1, {"w": torch.ones(8)}) for name in "ab"]
     dict(weighted_mean(sent, ["w"]))
 
-WORK = {  # each a loop of the server's halves, or of the devices'
+WORK = {  # Each entry is a loop of the server half or of the client half.
     "training": train_once,
     "spreading anchors": lambda: spread(torch.rand(3, 4), 2, 0.1, 0.9, 0.0),
     "clustering": lambda: partition(torch.rand(30, 4)),
     "averaging": average_once,
     "merging": lambda: merge_class_means([(torch.ones(3, 4), torch.ones(3))] * 2),
 }
-for once in WORK.values(): once()  # much is imported at the first
+for once in WORK.values(): once()  # The first call imports many modules.
 worker = ThreadWorker(inbox, heartbeats)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)
@@ -106,7 +106,7 @@ def run_hanging(how):
 
 
 @pytest.mark.parametrize("how", ["loop", pytest.param("work", marks=pytest.mark.slow)])
-def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
+def test_a_process_that_hangs_ends_itself_and_prints_its_stacks(how):
     code, _, errors = run_hanging(how)
     assert code == STUCK
     assert f"{how} has shown no sign of life" in errors and "in hang" in errors
@@ -114,13 +114,13 @@ def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
-def test_work_may_last_as_long_as_it_makes_steps(how):
+def test_the_watchdog_does_not_end_long_work_that_makes_progress(how):
     code, said, errors = run_hanging(how)  # It hangs three times as long as the watchdog waits.
     assert (code, said) == (0, "begun\nended by itself\n"), errors
 
 
 @pytest.mark.slow
-def test_a_process_that_was_stopped_as_a_whole_goes_on():
+def test_the_watchdog_does_not_end_a_process_that_sigstop_paused():
     process = start_hanging("training")
     try:
         assert process.stdout.readline() == "begun\n"
@@ -133,7 +133,7 @@ def test_a_process_that_was_stopped_as_a_whole_goes_on():
     assert (process.returncode, said) == (0, "ended by itself\n"), errors
 
 
-def test_a_part_that_rests_is_not_missed():
+def test_an_idle_part_is_not_reported_as_hanging():
     now = [0.0]
     heartbeats = Heartbeats(lambda: now[0])
     heartbeats.beat("loop"), heartbeats.beat("work")
@@ -147,7 +147,7 @@ def test_a_part_that_rests_is_not_missed():
     )
 
 
-def test_no_watch_is_kept_where_none_is_asked_for():
+def test_a_watchdog_with_zero_seconds_starts_no_thread():
     def watchdogs():
         return {one for one in threading.enumerate() if one.name == "watchdog"}
 
@@ -156,7 +156,7 @@ def test_no_watch_is_kept_where_none_is_asked_for():
         assert watchdogs() <= before
 
 
-def test_a_disk_that_takes_nothing_is_said_and_asked_again(tmp_path):
+def test_a_disk_that_is_not_writable_is_reported_and_checked_again(tmp_path):
     now, folder = [0.0], tmp_path / "state"
     check = disk_is_writable(folder, lambda: now[0])
     assert "cannot be written to (No such file or directory)" in check()
@@ -168,12 +168,12 @@ def test_a_disk_that_takes_nothing_is_said_and_asked_again(tmp_path):
     assert check() != ""
 
 
-def test_torch_is_asked_for_a_sum_that_is_known():
+def test_the_check_of_torch_reports_a_device_that_cannot_compute():
     assert tensors_work() == ""
     assert "torch cannot compute on cuda" in tensors_work("cuda") or torch.cuda.is_available()
 
 
-def test_health_is_asked_of_the_process_that_runs(tmp_path, capsys):
+def test_the_command_health_prints_the_checks_of_the_running_process(tmp_path, capsys):
     settings, port, wrong = tmp_path / "device.toml", free_port(), {"disk": ""}
     settings.write_text(f'name = "d"\nmetrics_port = {port}\n')
     assert main(["health", str(settings)]) == 1 and "is it running?" in capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_health_is_asked_of_the_process_that_runs(tmp_path, capsys):
         assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").status == 200
 
 
-def test_health_without_a_port_to_ask_at_is_a_mistake_in_one_line(tmp_path, capsys):
+def test_the_command_health_without_a_metrics_port_gives_one_line(tmp_path, capsys):
     (tmp_path / "device.toml").write_text('name = "d"\n')
     assert main(["health", str(tmp_path / "device.toml")]) == 2
     assert "has no metrics_port" in capsys.readouterr().err

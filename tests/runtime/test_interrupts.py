@@ -24,7 +24,7 @@ def interrupted(times=1):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_it_is_raised_at_the_end_of_the_block_though_it_was_dropped():
+def test_a_dropped_interrupt_is_raised_at_the_end_of_the_block():
     went_on = False
     with pytest.raises(KeyboardInterrupt), held_interrupts():
         interrupted()
@@ -32,27 +32,27 @@ def test_it_is_raised_at_the_end_of_the_block_though_it_was_dropped():
     assert went_on
 
 
-def test_a_second_one_does_not_wait():
+def test_a_second_interrupt_is_raised_at_once():
     with pytest.raises(KeyboardInterrupt), held_interrupts():
         interrupted()
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it has waited")
 
 
-def test_without_one_nothing_is_raised():
+def test_a_block_without_an_interrupt_raises_nothing():
     went_on = False
     with held_interrupts():
         went_on = True
     assert went_on
 
 
-def test_an_error_of_the_block_stands_before_the_interrupt():
+def test_an_error_of_the_block_is_raised_in_place_of_the_interrupt():
     with pytest.raises(ImportError), held_interrupts():
         interrupted()
         raise ImportError("no such module")
 
 
-def test_another_handler_is_left_alone():
+def test_another_signal_handler_is_not_replaced():
     said = []
     signal.signal(signal.SIGINT, lambda number, frame: said.append(number))
     with held_interrupts():
@@ -61,7 +61,7 @@ def test_another_handler_is_left_alone():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_thread_that_gets_no_signals_may_import_as_well():
+def test_a_thread_that_gets_no_signals_may_hold_interrupts():
     errors = []
 
     def load():

@@ -63,7 +63,7 @@ def said(child):
         return child.stdout.read()
 
 
-def test_it_is_what_a_fresh_interpreter_would_be(launcher, tmp_path):
+def test_a_forked_child_has_the_state_of_a_new_interpreter(launcher, tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path), "PROTOFLEET_PARENT": str(os.getpid())}
     given = {"environment": environment, "folder": str(tmp_path)}
     forked, fresh = (
@@ -72,7 +72,7 @@ def test_it_is_what_a_fresh_interpreter_would_be(launcher, tmp_path):
     assert forked == fresh and forked["end with"]
 
 
-def test_siblings_draw_different_numbers(launcher):
+def test_forked_children_draw_different_random_numbers(launcher):
     drawn = [said(start(launcher, DRAWS)).split() for _ in range(2)]
     assert all(one != other for one, other in zip(*drawn, strict=True))
 
@@ -80,19 +80,19 @@ def test_siblings_draw_different_numbers(launcher):
 @pytest.mark.parametrize(
     ("source", "code"), [("pass", 0), ("import sys; sys.exit(4)", 4), ("1 / 0", 1), ("import os; os.abort()", -6)]
 )  # fmt: skip
-def test_its_exit_code_is_told(launcher, source, code):
+def test_the_exit_code_of_a_forked_child_is_returned(launcher, source, code):
     child = start(launcher, source, stdout=2)
     assert (child.wait(60), child.poll()) == (code, code)
 
 
-def test_what_it_has_printed_is_written_before_it_ends_and_its_threads_are_waited_for(launcher):
+def test_a_forked_child_flushes_its_output_and_waits_for_its_threads(launcher):
     text = (
         "import threading, time; threading.Timer(0.3, lambda: print('late', end='')).start(); print('early')"
     )
     assert said(start(launcher, text)) == "early\nlate"
 
 
-def test_tools_show_which_child_is_which(launcher):
+def test_a_forked_child_has_its_own_name_and_command_line(launcher):
     child = start(launcher, SLEEPS, name="device-7")
     assert child.stdout.readline() == "up\n"
     place = Path(f"/proc/{child.pid}")
@@ -104,7 +104,7 @@ def test_tools_show_which_child_is_which(launcher):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_ends_it_alone_and_is_told(launcher, number):
+def test_a_signal_ends_only_one_child_and_is_returned_as_its_exit_code(launcher, number):
     one, other = start(launcher, SLEEPS), start(launcher, SLEEPS)
     one.send_signal(number)
     assert one.wait(60) == -number and other.poll() is None
@@ -113,7 +113,7 @@ def test_a_signal_ends_it_alone_and_is_told(launcher, number):
         child.stdout.close()
 
 
-def test_children_end_with_a_launcher_that_is_killed_and_the_next_has_a_new_one(launcher):
+def test_children_end_with_a_killed_launcher_and_the_next_child_has_a_new_launcher(launcher):
     child = start(launcher, SLEEPS)
     assert child.stdout.readline() == "up\n"
     os.kill(launcher.pid, signal.SIGKILL)
@@ -131,19 +131,19 @@ def test_a_thread_before_the_fork_is_refused_with_its_reason(tmp_path, monkeypat
         start(launcher, "pass", stdout=2)
 
 
-def test_a_module_that_cannot_be_imported_harms_only_who_needs_it(monkeypatch):
+def test_a_module_that_cannot_be_imported_does_not_affect_other_programs(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with Launcher(("nowhere", "json")) as launcher:
         assert said(start(launcher, "import sys; print('json' in sys.modules)")) == "True\n"
 
 
-def test_children_of_a_forked_launcher_have_what_its_program_has_loaded(launcher):
+def test_children_of_a_forked_launcher_have_the_objects_of_its_program(launcher):
     with ForkedLauncher(launcher, Program("two", FORKS, ["import sys; sys.loaded = [1, 2]"])) as forked:
         assert said(start(forked, "import sys; print(sys.loaded)")) == "[1, 2]\n"
         assert said(start(launcher, "import sys; print(hasattr(sys, 'loaded'))")) == "False\n"
 
 
-def test_a_child_of_a_forked_launcher_is_what_a_fresh_interpreter_would_be(launcher, tmp_path):
+def test_a_child_of_a_forked_launcher_has_the_state_of_a_new_interpreter(launcher, tmp_path):
     given = {"environment": {**os.environ, "PROTOFLEET_PARENT": str(os.getpid())}, "folder": str(tmp_path)}
     with ForkedLauncher(launcher, Program("two", FORKS, ["pass"])) as forked:
         ours, fresh = (
@@ -152,13 +152,13 @@ def test_a_child_of_a_forked_launcher_is_what_a_fresh_interpreter_would_be(launc
     assert ours == fresh and ours["end with"]
 
 
-def test_a_forked_launcher_that_has_started_a_thread_lets_the_other_one_fork(launcher):
+def test_the_first_launcher_forks_if_the_forked_launcher_has_started_a_thread(launcher):
     text = "import sys, threading; sys.loaded = 1; threading.Thread(target=threading.Event().wait).start()"
     with ForkedLauncher(launcher, Program("two", FORKS, [text])) as forked:
         assert said(start(forked, "import sys; print(hasattr(sys, 'loaded'))")) == "False\n"
 
 
-def test_children_of_a_forked_launcher_end_with_it_and_with_the_one_that_has_forked_it(launcher):
+def test_children_of_a_forked_launcher_end_with_it_and_with_the_first_launcher(launcher):
     for killed in ("forked", "launcher"):
         with ForkedLauncher(launcher, Program("two", FORKS, ["pass"])) as forked:
             child = start(forked, SLEEPS)
@@ -179,7 +179,7 @@ def test_a_program_that_forks_its_own_launcher_leaves_nothing_when_it_is_killed(
     made.wait(60)
 
 
-def test_a_request_longer_than_a_buffer_arrives_whole(launcher):
+def test_a_request_longer_than_a_buffer_arrives_complete(launcher):
     environment = {**os.environ, **{f"LONG_{i}": "x" * 10_000 for i in range(100)}}
     assert (
         said(start(launcher, "import os; print(len(os.environ['LONG_99']))", environment=environment))
@@ -187,7 +187,7 @@ def test_a_request_longer_than_a_buffer_arrives_whole(launcher):
     )
 
 
-def test_a_child_that_nobody_waits_for_delays_no_other(launcher):
+def test_a_wait_with_a_timeout_ends_while_the_child_still_runs(launcher):
     child = start(launcher, SLEEPS)
     begun = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -197,7 +197,7 @@ def test_a_child_that_nobody_waits_for_delays_no_other(launcher):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="names are not counted there")
-def test_memory_that_is_to_be_shared_refers_to_no_name_that_was_looked_up():
+def test_shared_memory_keeps_no_reference_to_a_name_that_was_looked_up():
     source = (
         "import sys; from protofleet.runtime.launcher_process import share_memory\n"
         "name = sys.intern('looked_up_once'); kind = type('Kind', (), {name: 1}); before = sys.getrefcount(name)\n"

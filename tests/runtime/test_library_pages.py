@@ -30,7 +30,7 @@ def resident(path: Path) -> int:
     return 1024 * int(re.search(r"^Rss: +(\d+)", text[1], re.MULTILINE)[1])
 
 
-def test_what_was_only_read_is_given_back_and_read_again_where_it_is_needed(library):
+def test_pages_that_were_only_read_are_freed_and_read_again_on_use(library):
     with mapped(library, mmap.PROT_READ) as mapping:
         assert mapping[:] == library.read_bytes() and resident(library) == SIZE
         release_library_pages()
@@ -38,7 +38,7 @@ def test_what_was_only_read_is_given_back_and_read_again_where_it_is_needed(libr
         assert mapping[:] == library.read_bytes()
 
 
-def test_what_was_changed_before_it_was_protected_stays_changed(library):
+def test_pages_that_were_changed_before_their_protection_stay_changed(library):
     """The loader does this with the address tables of a library."""
     mapping = mapped(library, mmap.PROT_READ | mmap.PROT_WRITE)
     assert mapping[:] == library.read_bytes()

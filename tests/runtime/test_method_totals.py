@@ -7,7 +7,7 @@ from protofleet.runtime.metrics_page import MethodTotals
 from tests.support.small_federation import simulation
 
 
-def test_bytes_stay_with_the_method_that_was_in_use_when_they_crossed():
+def test_bytes_are_counted_under_the_method_that_was_in_use():
     counted = Counter({("up", "control"): 5})
     totals = MethodTotals(counted, "")
     for method, kind, size in (

@@ -54,7 +54,7 @@ def other_end_is_open(here):
     return False
 
 
-def test_what_is_no_request_for_a_page_is_told_so():
+def test_a_request_that_is_not_for_a_page_gets_an_error_status():
     with served() as port:
         assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
         assert first_line(port, b"GET /metrics HTTP/1.0\r\n\r\n") == "HTTP/1.1 200 OK"
@@ -63,7 +63,7 @@ def test_what_is_no_request_for_a_page_is_told_so():
         assert first_line(port, b"\x16\x03\x01 \xff\r\n\r\n") == "HTTP/1.1 400 Bad Request"
 
 
-def test_an_answer_has_what_prometheus_asks_for():
+def test_a_response_has_the_format_and_encoding_that_prometheus_requests():
     with served() as port:
         ask = urllib.request.Request(
             f"http://127.0.0.1:{port}/metrics?name[]=one",
@@ -75,7 +75,7 @@ def test_an_answer_has_what_prometheus_asks_for():
             assert told.headers["Content-Length"] and told.headers["Connection"] == "close"
 
 
-def test_a_request_without_end_is_no_request():
+def test_a_request_with_an_endless_header_gets_no_response():
     with served() as port:
         try:
             told = said(port, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (2 * MOST_HEAD))
@@ -84,7 +84,7 @@ def test_a_request_without_end_is_no_request():
         assert told == b""
 
 
-def test_who_takes_its_time_is_left_behind(monkeypatch):
+def test_a_client_that_sends_its_request_too_slowly_is_disconnected(monkeypatch):
     monkeypatch.setattr(metrics_server, "SECONDS", 0.2)
     with served() as port, socket.create_connection(("127.0.0.1", port), PATIENCE) as slow:
         slow.sendall(b"GET /metrics HT")
@@ -93,8 +93,8 @@ def test_who_takes_its_time_is_left_behind(monkeypatch):
             raise ConnectionResetError  # Or the connection was closed in good order.
 
 
-def test_who_does_not_take_its_answer_is_left_behind(monkeypatch):
-    """Otherwise each such client would hold its answer in memory for ever."""
+def test_a_client_that_does_not_read_its_response_is_disconnected(monkeypatch):
+    """Otherwise each such client would keep its response in memory for ever."""
     monkeypatch.setattr(
         metrics_server, "SECONDS", 3.0
     )  # A busy machine needs some of these seconds to begin its answer.
@@ -109,7 +109,7 @@ def test_who_does_not_take_its_answer_is_left_behind(monkeypatch):
             time.sleep(0.01)
 
 
-def test_a_check_of_health_that_hangs_holds_up_no_scrape():
+def test_a_health_check_that_hangs_does_not_delay_a_scrape():
     asked, go_on = threading.Event(), threading.Event()
 
     def check():
@@ -126,7 +126,7 @@ def test_a_check_of_health_that_hangs_holds_up_no_scrape():
         probe.join(PATIENCE)
 
 
-def test_a_page_that_raises_is_an_error_and_the_next_one_is_answered(caplog):
+def test_a_page_that_raises_gives_status_500_and_the_next_request_is_answered(caplog):
     def broken():
         raise RuntimeError("the sensor is gone")
 
@@ -136,13 +136,13 @@ def test_a_page_that_raises_is_an_error_and_the_next_one_is_answered(caplog):
         assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
 
 
-def test_an_address_that_the_machine_does_not_have_yet_is_no_reason_to_end(caplog):
-    """A board is switched on before its network has given it one."""
+def test_a_metrics_address_that_the_machine_lacks_is_logged_and_not_fatal(caplog):
+    """A board may start before its network has assigned the address."""
     with exposed(CollectorRegistry(), Endpoint("203.0.113.9", 1234)):
         assert "metrics_host is 203.0.113.9, but this machine does not have this address now" in caplog.text
 
 
-def test_what_cannot_be_served_is_one_line(tmp_path):
+def test_an_invalid_metrics_address_is_refused(tmp_path):
     with pytest.raises(
         MetricsError, match=r"metrics_host nowhere\.invalid with metrics_port 9100 cannot be used"
     ):
@@ -161,11 +161,11 @@ def test_what_cannot_be_served_is_one_line(tmp_path):
         ("fd00::7", "http://[fd00::7]:9/health"),
     ],
 )
-def test_the_machine_itself_knows_where_to_ask(host, url):
+def test_the_url_of_an_endpoint_is_reachable_from_the_machine_itself(host, url):
     assert Endpoint(host, 9).url("/health") == url
 
 
-def test_all_addresses_of_both_kinds_are_one_setting():
+def test_the_host_of_all_ipv6_addresses_also_serves_ipv4():
     try:
         listening = bound("::", 0)
     except OSError as error:
@@ -195,14 +195,14 @@ def seconds_waited(scrapes, stopped=None, most=PATIENCE):
 SCRAPE = b"GET /metrics HTTP/1.1\r\nX-Prometheus-Scrape-Timeout-Seconds: 4\r\n\r\n"
 
 
-def test_who_is_not_scraped_ends_at_once_and_a_person_that_looks_is_no_scraper():
+def test_a_process_without_a_scraper_does_not_wait_for_a_last_scrape():
     with scraped() as (port, scrapes):
         assert seconds_waited(scrapes) < 0.05
         assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
         assert seconds_waited(scrapes) < 0.05
 
 
-def test_who_is_scraped_ends_with_the_next_scrape_and_waits_no_longer_than_it_says():
+def test_a_scraped_process_waits_for_the_next_scrape_up_to_a_limit():
     with scraped() as (port, scrapes):
         first_line(port, SCRAPE)
         later = threading.Timer(0.3, first_line, (port, SCRAPE))

@@ -1,4 +1,4 @@
-"""Tests of what a process reports about its machine."""
+"""Tests of the description of the machine that a process reports."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ SERVER = {
     ("files", "expected"),
     [(JETSON, "4 GB, NVIDIA Jetson Nano Developer Kit"), (SERVER, "134 GB, AMD EPYC 7B13"), ({}, "")],
 )
-def test_a_machine_is_its_board_or_its_processor_and_nothing_where_no_file_tells(
+def test_a_machine_is_described_by_its_board_or_its_processor_if_known(
     tmp_path, monkeypatch, files, expected
 ):
     for name in ("BOARD", "MEMORY", "CPU"):
@@ -34,7 +34,7 @@ def test_a_machine_is_its_board_or_its_processor_and_nothing_where_no_file_tells
     assert machine_words() == ", ".join(filter(None, [known, expected]))
 
 
-def test_the_words_are_few_and_never_hold_what_parts_software_from_machine():
+def test_the_description_of_a_machine_is_short_and_has_no_semicolon():
     assert len(machine_words()) <= 160 and ";" not in machine_words() + software_words("0.1.0")
     assert plain("a;\x1b[1m\nb\x00é ") == "a [1m b"
     assert software_words("0.1.0").startswith(f"protofleet 0.1.0, Python {platform.python_version()}")

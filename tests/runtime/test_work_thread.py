@@ -28,7 +28,7 @@ def run_of_lines():
     return json.loads(JsonFormatter().format(record)).get("run")
 
 
-def test_the_lines_of_work_and_of_its_result_name_the_run_that_has_given_the_work():
+def test_log_lines_of_work_and_of_its_result_name_the_run_of_the_work():
     results: queue.SimpleQueue = queue.SimpleQueue()
     worker, named = ThreadWorker(results), []
     for run in ("red", "blue"):
@@ -39,7 +39,7 @@ def test_the_lines_of_work_and_of_its_result_name_the_run_that_has_given_the_wor
     assert named == [("red", "red"), ("blue", "blue")] and run_of_lines() is None
 
 
-def test_the_lines_of_a_task_that_has_waited_for_its_turn_name_its_own_run():
+def test_log_lines_of_a_task_that_waited_for_its_turn_name_its_own_run():
     class Blue:
         def begin_next(self):
             named.append(run_of_lines())

@@ -261,14 +261,15 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "bytes that a zlib stream makes",
                 "as many; the stream states the number first",
                 "`protofleet.protocol.coding.bundle.Rules.most_raw`",
-                "`tests/protocol/coding/test_bundle.py`: `test_a_zlib_stream_is_bounded_before_it_is_read`",
+                "`tests/protocol/coding/test_bundle.py`: "
+                "`test_the_size_of_a_zlib_stream_is_checked_before_it_is_unpacked`",
                 "`too_large`, `bad_body`",
             ),
             (
                 "forms of arrays",
                 "the forms of the stage",
                 "`protofleet.protocol.coding.stages.allowed_forms`",
-                "`tests/protocol/coding/test_bundle.py`: `test_a_form_that_the_plan_does_not_have_is_refused`",
+                "`tests/protocol/coding/test_bundle.py`: `test_a_form_that_the_plan_does_not_allow_is_refused`",
                 "`bad_body`",
             ),
             (
@@ -276,7 +277,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "its bytes must have arrived; an array that needs few bytes has the shape of the broadcast's array",
                 "`protofleet.protocol.coding.forms.NEED_REFERENCE`",
                 "`tests/protocol/coding/test_bundle.py`: "
-                "`test_a_claimed_shape_takes_no_memory_before_its_bytes_are_checked`",
+                "`test_a_huge_claimed_shape_is_refused_before_memory_is_reserved`",
                 "`bad_body`",
             ),
             (
@@ -298,7 +299,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "",
                 "`protofleet.protocol.coding.bits.CHUNK`",
                 "`tests/protocol/coding/test_forms.py`: "
-                "`test_a_reader_takes_at_most_four_times_the_bytes_of_a_record_and_its_numbers`",
+                "`test_a_reader_needs_at_most_four_times_the_memory_of_a_record_and_its_numbers`",
                 "a reader needs at most four times the memory of the record and its numbers",
             ),
             (

@@ -1,4 +1,4 @@
-"""A bundle: what a reader gets back, the forms that a stage chooses, and what a reader refuses."""
+"""Tests of bundles: the decoded arrays, the forms that a stage chooses, and the input that a reader refuses."""
 
 import math
 import struct
@@ -68,7 +68,7 @@ def there_and_back(arrays, stage, reference=None, residual=None):
     st.booleans(),
     st.booleans(),
 )
-def test_a_stage_that_rounds_nothing_returns_every_bit(arrays, pack, referred):
+def test_a_lossless_stage_returns_every_bit(arrays, pack, referred):
     stage = CodecStage(against="broadcast", pack=pack)
     reference = {name: np.roll(value, 1) for name, value in arrays.items()} if referred else {}
     _, found = there_and_back(arrays, stage, reference)
@@ -87,7 +87,7 @@ def test_unchanged_arrays_have_no_content_and_known_names_are_left_out():
     assert b"weights.conv" in named.data, "other names than the reader expects"
 
 
-def test_the_forms_of_a_stage_that_rounds():
+def test_a_stage_that_rounds_chooses_a_form_for_each_array():
     before, after = model(), moved(model(), 1)
     _, found = there_and_back(after, TERNARY, before)
     assert {name.removeprefix("weights."): found.form(name) for name in found} == {
@@ -102,7 +102,7 @@ def test_the_forms_of_a_stage_that_rounds():
     assert (first["weights.bn.running_var"] >= 0).all()
 
 
-def test_numbers_that_a_form_cannot_hold_get_another_one():
+def test_numbers_that_a_form_cannot_hold_get_another_form():
     huge = {"weights.a": np.full((2, 3), 1e38, np.float32)}
     _, found = there_and_back(huge, CodecStage("float16"))
     assert found.form("weights.a") == Form.BFLOAT16
@@ -116,15 +116,15 @@ def test_numbers_that_a_form_cannot_hold_get_another_one():
 
 
 @pytest.mark.parametrize(("sign", "form"), [(1, Form.UINT4), (-1, Form.INT4)])
-def test_a_form_without_signs_is_used_only_for_numbers_without_signs(sign, form):
+def test_an_unsigned_form_is_used_only_for_arrays_without_negative_numbers(sign, form):
     means = {"prototypes.a": np.abs(model()["weights.conv"]) * sign}
     _, found = there_and_back(means, CodecStage("uint4"))
     assert found.form("prototypes.a") == form
 
 
 @pytest.mark.parametrize("stage", [TERNARY, RICE, CodecStage("int8", "broadcast", feedback=True)])
-def test_nothing_is_lost_over_many_updates(stage):
-    """The sum of what was decoded and the last residual is the sum of all differences."""
+def test_decoded_updates_and_the_last_residual_add_up_to_all_differences(stage):
+    """With feedback, a rounding error is kept as a residual and sent with a later update."""
     reference, residual = model(scale=0.1), {}
     wanted = {name: np.zeros(value.shape) for name, value in reference.items() if value.dtype == np.float32}
     decoded = {name: np.zeros(value.shape) for name, value in wanted.items()}
@@ -141,7 +141,7 @@ def test_nothing_is_lost_over_many_updates(stage):
     assert "weights.bn.running_var" not in residual
 
 
-def test_a_residual_of_another_shape_is_dropped_and_an_open_one_is_sent_though_nothing_changed():
+def test_a_residual_is_sent_for_unchanged_arrays_and_dropped_if_its_shape_differs():
     arrays = model()
     other = {"weights.conv": np.ones((2, 2), np.float32)}
     assert there_and_back(arrays, RICE, arrays, other)[1].form("weights.conv") == Form.SAME
@@ -150,7 +150,7 @@ def test_a_residual_of_another_shape_is_dropped_and_an_open_one_is_sent_though_n
     assert np.allclose(found["weights.conv"], arrays["weights.conv"] + 0.5, atol=0.005)
 
 
-def test_a_reader_adds_to_its_own_reference():
+def test_a_reader_adds_a_difference_to_its_own_reference():
     """A coordinator adds a difference to the exact arrays of its method, and not to those that devices have."""
     shown, exact, after = model(), moved(model(), 7), moved(model(), 1)
     coded = encode_kind(after, RICE, shown, {})
@@ -161,7 +161,7 @@ def test_a_reader_adds_to_its_own_reference():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_difference_that_is_not_finite_gives_numbers_that_a_later_check_refuses():
+def test_a_difference_that_is_not_finite_is_decoded_to_nan():
     reference = {"weights.w": np.full((40, 30), np.inf, np.float32)}
     huge = Coded(Form.FLOAT16, (np.full(1200, -np.inf, "<f2").tobytes(),))
     data = write_bundle({"weights.w": huge}, list(reference))
@@ -201,7 +201,7 @@ def test_settings_that_contradict_each_other_are_refused(kind, stage, words):
     check_stage("codec.up.labels", "labels", LOSSLESS)
 
 
-# -- what a reader refuses
+# -- input that a reader refuses
 
 
 def refused(reason, data, known=("a",), rules=ANY, reference=None):
@@ -244,17 +244,17 @@ GOOD = write_bundle({"a": coded(Form.EXACT)}, ["a"])
         b"\1\0\x01\x01\x02" + b"\xff\xff\xff\xff\x0f" * 2,
     ],
 )
-def test_a_bundle_in_a_wrong_form_is_refused(data):
+def test_a_malformed_bundle_is_refused(data):
     refused(Reason.BAD_BODY, data)
 
 
 @pytest.mark.parametrize("names", [[b"b", b"a"], [b"a", b"a"], [b""], [b"\xff"], [b"a" * 201]])
-def test_names_out_of_order_twice_or_not_text_are_refused(names):
+def test_names_that_are_unsorted_repeated_or_not_text_are_refused(names):
     data = pack_one(len(names)) + b"".join(pack_one(len(name)) + name for name in names)
     refused(Reason.BAD_BODY, b"\1\1" + data + GOOD[2:] * len(names))
 
 
-def test_a_form_that_the_plan_does_not_have_is_refused():
+def test_a_form_that_the_plan_does_not_allow_is_refused():
     rules = Rules(allowed_forms(LOSSLESS), 1 << 20)
     refused(Reason.BAD_BODY, write_bundle({"a": coded(Form.INT8)}, ["a"]), rules=rules)
     refused(Reason.BAD_BODY, write_bundle({"a": coded(Form.PLANES)}, ["a"]), rules=rules)
@@ -272,7 +272,7 @@ def test_a_reference_that_is_missing_or_not_allowed_is_refused():
     refused(Reason.BAD_BODY, content, reference=SHOWN)
 
 
-def test_a_form_of_numbers_for_another_dtype_is_refused():
+def test_a_form_that_does_not_fit_the_dtype_is_refused():
     wrong = Coded(Form.INT8, (forms.encode(Form.INT8, ARRAY),), "float64", (2, 3))
     refused(Reason.WRONG_DTYPE, write_bundle({"a": wrong}, ["a"]))
     whole = Coded(Form.INTS, (forms.encode(Form.INTS, np.arange(6)),), "float32", (2, 3))
@@ -300,7 +300,7 @@ def packed(raw, length=None, tail=b""):
     return b"\1\2" + struct.pack("<I", len(raw) if length is None else length) + zlib.compress(raw) + tail
 
 
-def test_a_zlib_stream_is_bounded_before_it_is_read():
+def test_the_size_of_a_zlib_stream_is_checked_before_it_is_unpacked():
     rest = write_bundle({"a": Coded(Form.EXACT, (bytes(4000),), "float32", (1000,))}, ["a"])[2:]
     assert len(Bundle(packed(rest), ["a"], ANY)["a"]) == 1000
     small = Rules(frozenset(Form), len(rest) - 1)
@@ -318,14 +318,14 @@ def test_a_zlib_stream_is_bounded_before_it_is_read():
     refused(Reason.BAD_BODY, packed(rest), rules=Rules(frozenset(Form), 1 << 20, packed=False))
 
 
-def test_a_claimed_shape_takes_no_memory_before_its_bytes_are_checked():
+def test_a_huge_claimed_shape_is_refused_before_memory_is_reserved():
     shape = b"".join(b"\x80\x80\x40" for _ in range(2))  # 2**20 rows of 2**20 numbers
     for form in (Form.EXACT, Form.INT8, Form.RICE, Form.INTS, Form.FLOAT16, Form.PLANES):
         data = b"\1\0" + bytes([form, 1 if form != Form.INTS else 6, 2]) + shape + b"\0"
         refused(Reason.BAD_BODY, data)
 
 
-def test_packing_is_used_only_where_it_is_smaller():
+def test_packing_is_used_only_if_its_result_is_smaller():
     noise = {"a": Coded(Form.EXACT, (np.random.default_rng(0).bytes(400),), "float32", (100,))}
     zeros = {"a": Coded(Form.EXACT, (bytes(400),), "float32", (100,))}
     assert write_bundle(noise, ["a"], pack=True) == write_bundle(noise, ["a"])

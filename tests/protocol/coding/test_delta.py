@@ -1,4 +1,4 @@
-"""Deltas: both sides decode the same bits, chains of any length, and nothing is lost for good."""
+"""Tests of deltas: both sides decode the same bits for any number of steps, and rounding errors are sent later."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ STAGES = {
     "ternary": {"weights": TERNARY},
     "rice": {"weights": CodecStage("rice", "broadcast")},
     "stochastic": {"weights": CodecStage("int4", "broadcast", rounding="stochastic")},
-    "nothing of weights": {"prototypes": CodecStage("uint4", pack=True)},
+    "no stage of weights": {"prototypes": CodecStage("uint4", pack=True)},
     "both": {"weights": TERNARY, "prototypes": CodecStage("int4")},
     "exact": {"weights": CodecStage(against="broadcast")},
 }
@@ -53,27 +53,27 @@ def run(stages, count):
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=list(STAGES))
 @pytest.mark.parametrize("length", [1, 2, 3, MAX_STEPS])
-def test_a_device_that_sat_out_any_number_of_rounds_decodes_the_same_bits(stages, length):
+def test_a_device_that_missed_rounds_decodes_the_same_bits(stages, length):
     _, steps, bodies = run(stages, length + 1)
     joined = body_of(bytes_of(join_steps(steps[1:])))
     assert apply_delta(joined, stages, body_of(bodies[0]), len(bodies[-1])) == bodies[-1]
 
 
 @pytest.mark.parametrize("stages", STAGES.values(), ids=list(STAGES))
-def test_a_device_that_holds_nothing_decodes_all_steps_from_the_first(stages):
+def test_a_device_without_a_broadcast_decodes_all_steps_from_the_first(stages):
     _, steps, bodies = run(stages, 4)
     joined = body_of(bytes_of(join_steps(steps)))
     assert apply_delta(joined, stages, None, len(bodies[-1])) == bodies[-1]
 
 
-def test_exact_stages_lose_nothing():
+def test_exact_stages_decode_every_bit():
     exact, _, bodies = run(STAGES["exact"], 3)
     for made, body in zip(exact, bodies, strict=True):
         assert body == bytes_of(made)
 
 
-def test_what_a_broadcast_has_rounded_away_comes_with_the_next_ones():
-    """If the method's arrays stay as they are, the decoded arrays approach them."""
+def test_later_broadcasts_correct_the_rounding_errors_of_a_broadcast():
+    """If the method's arrays do not change any more, the decoded arrays approach them."""
     stages, made = {"weights": TERNARY}, arrays(1)
     held, errors = body_of(bytes_of(arrays(0))), []
     for number in range(12):

@@ -1,4 +1,4 @@
-"""Each form of an array: the golden bytes, the error of a number, the size, and what a reader refuses."""
+"""Tests of each form of an array: golden bytes, errors of numbers, sizes, and input that a reader refuses."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_whole_numbers_and_bfloat16_have_the_golden_bytes():
 @example(np.array([[1e-45, 0, -1e-45]], np.float32), Form.INT8, None)
 @example(np.array([[1e30, 1, 1e-30]], np.float32), Form.RICE, None)
 @example(np.array([1.78e-43], np.float32), Form.UINT8, None)
-def test_a_number_of_a_row_is_off_by_at_most_half_a_scale(values, form, seed):
+def test_the_error_of_a_number_is_bounded_by_the_scale_of_its_row(values, form, seed):
     values = np.abs(values) if form in (Form.UINT8, Form.UINT4) else values
     chance = None if seed is None else np.random.default_rng(seed)
     data = forms.encode(form, values, chance)
@@ -87,7 +87,7 @@ def test_sizes_of_rows_follow_from_the_shape(values):
 
 
 @pytest.mark.parametrize("form", ROW_FORMS)
-def test_stochastic_rounding_is_right_on_average(form):
+def test_stochastic_rounding_keeps_the_mean(form):
     """The mean of 4,000 draws is within four standard errors of the number."""
     values = np.full((4000, 3), (1.0, 0.2137, 0.6), np.float32)
     data = forms.encode(form, values, np.random.default_rng(3))
@@ -97,7 +97,7 @@ def test_stochastic_rounding_is_right_on_average(form):
 
 
 @given(hnp.arrays(np.float32, SHAPES, elements=st.floats(-60000, 60000, width=32)))
-def test_forms_of_sixteen_bits_are_off_by_their_last_bit(values):
+def test_the_error_of_16_bit_forms_is_at_most_their_last_bit(values):
     for form, share, least in ((Form.FLOAT16, 2**-11, 2**-25), (Form.BFLOAT16, 2**-8, 1e-38)):
         data = forms.encode(form, values)
         found = forms.decode(form, data, values.shape, "float32")
@@ -106,7 +106,7 @@ def test_forms_of_sixteen_bits_are_off_by_their_last_bit(values):
 
 
 @given(st.sampled_from(["int8", "int16", "int32", "int64", "uint8", "bool"]), st.data())
-def test_whole_numbers_come_back(dtype, data):
+def test_whole_numbers_are_decoded_unchanged(dtype, data):
     values = data.draw(hnp.arrays(np.dtype(dtype), SHAPES))
     coded = forms.encode(Form.INTS, values)
     assert np.array_equal(forms.decode(Form.INTS, coded, values.shape, dtype), values)
@@ -159,7 +159,7 @@ def slow_ternary(data, numbers):
 @given(hnp.arrays(np.float32, st.integers(1, 300), elements=FINITE), st.integers(1, 300))
 @example(np.ones(17, np.float32), 17)
 @example(np.zeros(5, np.float32), 2)
-def test_a_ternary_array_keeps_the_largest_numbers_and_a_slow_reader_agrees(values, count):
+def test_a_ternary_array_keeps_the_largest_numbers_and_a_simple_reader_agrees(values, count):
     (positions,) = ternary.largest([values], count)
     order = sorted((i for i in range(len(values)) if values[i]), key=lambda i: (-abs(values[i]), i))
     assert sorted(order[:count]) == positions.tolist()
@@ -171,7 +171,7 @@ def test_a_ternary_array_keeps_the_largest_numbers_and_a_slow_reader_agrees(valu
     assert np.count_nonzero(found) == len(positions)
 
 
-def test_one_threshold_holds_for_all_arrays():
+def test_the_largest_numbers_are_chosen_over_all_arrays_together():
     loud, quiet = np.array([5, -4, 3], np.float32), np.array([1, 3, 0], np.float32)
     assert [found.tolist() for found in ternary.largest([loud, quiet], 3)] == [[0, 1, 2], []]
     assert [found.tolist() for found in ternary.largest([quiet, loud], 3)] == [[1], [0, 1]], (
@@ -181,7 +181,7 @@ def test_one_threshold_holds_for_all_arrays():
     assert ternary.largest([], 3) == []
 
 
-# -- what a reader refuses
+# -- input that a reader refuses
 
 
 def refused(reason, form, data, shape, dtype="float32", most=1 << 20):
@@ -207,7 +207,7 @@ def test_rows_with_a_wrong_size_scale_or_code_are_refused():
     refused(Reason.BAD_BODY, Form.UINT4, odd[:-1] + bytes([odd[-1] | 0x10]), (1, 3))
 
 
-def test_rice_codes_above_the_largest_and_streams_that_do_not_fit_are_refused():
+def test_rice_codes_above_the_limit_and_streams_of_a_wrong_length_are_refused():
     scale = floats.bfloat16_of(np.ones(1, np.float32)).tobytes()
 
     def coded(width, *codes):
@@ -256,11 +256,11 @@ ONE = np.array([1], np.uint8)
         (ternary_bytes(1, 1, 1, [1], ONE)[:-1] + b"\x02", Reason.BAD_BODY),
     ],
 )
-def test_a_ternary_array_that_no_encoder_writes_is_refused(data, reason):
+def test_a_malformed_ternary_array_is_refused(data, reason):
     refused(reason, Form.TERNARY, data, (40,))
 
 
-def test_more_kept_numbers_than_the_plan_has_are_refused():
+def test_more_kept_numbers_than_the_plan_allows_are_refused():
     data, _ = vector("ternary of x - r, k 10")
     refused(Reason.BAD_BODY, Form.TERNARY, data, (40,), most=9)
 
@@ -280,7 +280,7 @@ def test_more_kept_numbers_than_the_plan_has_are_refused():
         (b"\x80" * (2 * leb.CHUNK) + b"\x01", 1, "int64"),
     ],
 )
-def test_whole_numbers_in_a_wrong_form_are_refused(data, count, dtype):
+def test_malformed_whole_numbers_are_refused(data, count, dtype):
     refused(Reason.BAD_BODY, Form.INTS, data, (count,), dtype)
 
 
@@ -323,7 +323,7 @@ def long_record(form):
 
 
 @pytest.mark.parametrize("form", [form for form in Form if form is not Form.SAME])
-def test_a_reader_takes_at_most_four_times_the_bytes_of_a_record_and_its_numbers(form):
+def test_a_reader_needs_at_most_four_times_the_memory_of_a_record_and_its_numbers(form):
     values, dtype, data = long_record(form)
     tracemalloc.start()
     found = forms.decode(form, data, LONG, dtype, values.size)
@@ -332,7 +332,7 @@ def test_a_reader_takes_at_most_four_times_the_bytes_of_a_record_and_its_numbers
     assert peak < 4 * (len(data) + found.nbytes), f"{peak / (len(data) + found.nbytes):.1f} times"
 
 
-def test_a_long_array_in_rice_code_has_the_numbers_of_the_same_array_in_fixed_widths():
+def test_a_long_array_decodes_to_the_same_numbers_from_rice_and_from_int4():
     values, _, data = long_record(Form.RICE)
     fixed = forms.decode(Form.INT4, forms.encode(Form.INT4, values), LONG, "float32")
     assert np.array_equal(forms.decode(Form.RICE, data, LONG, "float32"), fixed)
@@ -345,7 +345,7 @@ def test_a_long_ternary_array_keeps_the_sign_of_each_number():
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16"])
-def test_a_long_array_of_whole_numbers_comes_back_from_pieces_that_end_inside_a_number(dtype):
+def test_a_long_array_of_whole_numbers_is_decoded_from_pieces_that_split_a_number(dtype):
     info = np.iinfo(dtype)
     values = np.random.default_rng(0).integers(info.min, info.max, LONG, dtype, endpoint=True)
     data = forms.encode(Form.INTS, values)

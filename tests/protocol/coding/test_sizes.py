@@ -1,4 +1,4 @@
-"""The largest size of a coded update, in closed form, is never below a real one and close to it."""
+"""Tests of the formula for the largest size of a coded update: an upper bound that is close to the real size."""
 
 import numpy as np
 import pytest
@@ -42,14 +42,14 @@ def expected(arrays, referred):
 
 @settings(max_examples=150)
 @given(ARRAYS, st.sampled_from(STAGES), st.booleans())
-def test_no_bundle_is_larger_than_its_closed_form(arrays, stage, referred):
+def test_no_bundle_is_larger_than_the_formula_allows(arrays, stage, referred):
     reference = {name: np.zeros_like(value) for name, value in arrays.items()} if referred else {}
     data = encode_kind(arrays, stage, reference, {}).data
     assert len(data) <= most_bytes_of_kind(expected(arrays, referred), stage)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: f"{stage.form} {stage.keep}")
-def test_the_closed_form_is_close_to_the_bytes_of_a_model(stage):
+def test_the_formula_for_the_largest_size_is_close_to_the_bytes_of_a_model(stage):
     dice = np.random.default_rng(1)
     arrays = {f"weights.{i}": dice.standard_normal((64, 400)).astype(np.float32) for i in range(4)}
     reference = {name: np.zeros_like(value) for name, value in arrays.items()}
@@ -59,7 +59,7 @@ def test_the_closed_form_is_close_to_the_bytes_of_a_model(stage):
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: f"{stage.form} {stage.keep}")
 @pytest.mark.parametrize("referred", [True, False])
-def test_the_expected_size_is_that_of_random_numbers_or_not_said(stage, referred):
+def test_the_expected_size_fits_random_numbers_or_is_none(stage, referred):
     """Rice and zlib have no formula, because their sizes depend on the numbers."""
     dice = np.random.default_rng(2)
     arrays = {f"weights.{i}": dice.standard_normal((64, 400)).astype(np.float32) for i in range(4)}

@@ -1,4 +1,4 @@
-"""Append the cases that have no vector yet; those that have one stay as they are."""
+"""Append a vector for each case that has none yet; existing vectors are not changed."""
 
 import sys
 

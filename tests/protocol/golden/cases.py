@@ -1,4 +1,4 @@
-"""Cases of the golden vectors: a short run of one device, and the corners of the format."""
+"""Cases of the golden vectors: a short run of one device, and rare cases of the format."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def manifest(of: Body, block: int) -> Manifest:
     return blocks.manifest_of([of.encode()], of.parts, block)
 
 
-def says(
+def envelope_of(
     sender: str, sequence: int, message: Message, attachment: bytes | Manifest | None = None
 ) -> Envelope:
     """Seal a frame: the coordinator sends to the device, the device to the coordinator, births go to all."""
@@ -83,8 +83,8 @@ def says(
     return Envelope(header, message, attachment)
 
 
-def unheard(envelope: Envelope) -> Envelope:
-    """Said by a device that has not heard the coordinator yet: it knows neither run nor epoch."""
+def before_first_contact(envelope: Envelope) -> Envelope:
+    """Return the envelope of a device that has received no message yet: it knows neither run nor epoch."""
     return replace(envelope, header=replace(envelope.header, run="", epoch=0))
 
 
@@ -123,44 +123,48 @@ HELLO = Hello("board-7", 2, 7, "garden", "protofleet 0.1.0")
 ANSWER = Update("board-7", 1, "train", 7, BROADCAST.object, {}, {"loss.mean": 0.25, "seconds.work": 2.0})
 
 CASES: dict[str, Case] = {
-    "state of a device, its will": unheard(says("board-7", 1, State(False, "connection lost"))),
-    "state of a device, its birth": unheard(says("board-7", 2, State(True))),
-    "hello, the first": unheard(says("board-7", 3, HELLO)),
-    "welcome": says("coordinator", 2, Welcome(PLAN)),
-    "hello, on the plan": says(
+    "state of a device, its will": before_first_contact(
+        envelope_of("board-7", 1, State(False, "connection lost"))
+    ),
+    "state of a device, its birth": before_first_contact(envelope_of("board-7", 2, State(True))),
+    "hello, the first": before_first_contact(envelope_of("board-7", 3, HELLO)),
+    "welcome": envelope_of("coordinator", 2, Welcome(PLAN)),
+    "hello, on the plan": envelope_of(
         "board-7", 4, replace(HELLO, plan=DIGEST, counts=(3, 4), holds=(BROADCAST.object,))
     ),
     "body of the broadcast": DOWN,
-    "task": says("coordinator", 3, Task(1, "train", BROADCAST, 60.0)),
-    "want, of a device": says("board-7", 5, BlockRequest(BROADCAST.object, ((0, 2),))),
+    "task": envelope_of("coordinator", 3, Task(1, "train", BROADCAST, 60.0)),
+    "want, of a device": envelope_of("board-7", 5, BlockRequest(BROADCAST.object, ((0, 2),))),
     "block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64]),
     "block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:]),
     "body of the answer": UP,
-    "update, inline": says("board-7", 6, ANSWER, UP.encode()),
-    "update, offered": says("board-7", 7, ANSWER, OFFER),
-    "want, of the coordinator": says(
+    "update, inline": envelope_of("board-7", 6, ANSWER, UP.encode()),
+    "update, offered": envelope_of("board-7", 7, ANSWER, OFFER),
+    "want, of the coordinator": envelope_of(
         "coordinator", 4, BlockRequest(OFFER.object, ((0, 1), (1, 2)), again=True)
     ),
-    "receipt": says("coordinator", 5, Receipt(1, "train", "accepted")),
-    "finished": says("coordinator", 6, Finished(1)),
-    "state of the coordinator": says("coordinator", 1, State(True)),
-    "bye": says("board-7", 8, Bye("signal SIGTERM")),
-    "refusal": says("coordinator", 7, Refusal("it has 7 classes, this run has 2")),
-    "refusal, of an older process": says(
+    "receipt": envelope_of("coordinator", 5, Receipt(1, "train", "accepted")),
+    "finished": envelope_of("coordinator", 6, Finished(1)),
+    "state of the coordinator": envelope_of("coordinator", 1, State(True)),
+    "bye": envelope_of("board-7", 8, Bye("signal SIGTERM")),
+    "refusal": envelope_of("coordinator", 7, Refusal("it has 7 classes, this run has 2")),
+    "refusal, of an older process": envelope_of(
         "coordinator", 11, Refusal("a later process has come", 1_800_000_060)
     ),
-    "receipt, refused": says(
+    "receipt, refused": envelope_of(
         "coordinator", 8, Receipt(1, "train", "refused", "weights.conv is (3, 3), not (2, 3)")
     ),
-    "task without a broadcast": says("coordinator", 9, Task(1, "train", None, 0.5)),
-    "hello, sealed": sealed(says("board-7", 9, HELLO)),
-    "task, sealed": sealed(says("coordinator", 10, Task(1, "train", HIDDEN, 60.0))),
-    "update, sealed": sealed(says("board-7", 10, ANSWER, UP.encode())),
+    "task without a broadcast": envelope_of("coordinator", 9, Task(1, "train", None, 0.5)),
+    "hello, sealed": sealed(envelope_of("board-7", 9, HELLO)),
+    "task, sealed": sealed(envelope_of("coordinator", 10, Task(1, "train", HIDDEN, 60.0))),
+    "update, sealed": sealed(envelope_of("board-7", 10, ANSWER, UP.encode())),
     "sealed block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64], HIDDEN.key),
     "sealed block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:], HIDDEN.key),
     "body of nothing": body(),
-    "hello, of one that has answered nothing": says("board-7", 11, replace(HELLO, plan=DIGEST, phase="none")),
-    "hello, after an answer": says(
+    "hello, of one that has answered nothing": envelope_of(
+        "board-7", 11, replace(HELLO, plan=DIGEST, phase="none")
+    ),
+    "hello, after an answer": envelope_of(
         "board-7",
         12,
         replace(HELLO, plan=DIGEST, holds=(BROADCAST.object,), round=1, phase="train", base=BROADCAST.object),
@@ -209,10 +213,10 @@ def hand_made() -> dict[str, Case]:
 
 CASES |= hand_made()
 
-# What minor version 1 has added.
+# Messages with fields that minor version 1 has added.
 CAN = ("inline", "many", "manifest", "wants")
 METRICS = ("accuracy.test.global", "loss.test.global", "samples.test", "seconds.work")
-# Of samples that are no square images: a version that takes those alone leaves with one line.
+# A plan for samples that are no square images; a device that supports only square images ends with one line.
 SHAPED = json.dumps(
     {**{k: v for k, v in json.loads(PLAN).items() if k != "size"}, "shape": [6, 128]}, sort_keys=True
 ).encode()
@@ -242,32 +246,36 @@ def counted(envelope: Envelope) -> Envelope:
 
 
 CASES |= {
-    "will of a device": unheard(says("board-7", 0, State(False, "connection lost"))),
-    "hello, with what it can": says("board-7", 11, replace(HELLO, can=CAN)),
-    "welcome, to samples of another shape": says("coordinator", 32, Welcome(SHAPED)),
-    "welcome, about the run": says("coordinator", 12, Welcome(PLAN, ABOUT)),
-    "task, with what the answer must hold": says("coordinator", 13, Task(1, "train", BROADCAST, 60.0, ROWS)),
-    "task, whose broadcast follows": says(
+    "will of a device": before_first_contact(envelope_of("board-7", 0, State(False, "connection lost"))),
+    "hello, with what it can": envelope_of("board-7", 11, replace(HELLO, can=CAN)),
+    "welcome, to samples of another shape": envelope_of("coordinator", 32, Welcome(SHAPED)),
+    "welcome, about the run": envelope_of("coordinator", 12, Welcome(PLAN, ABOUT)),
+    "task, with what the answer must hold": envelope_of(
+        "coordinator", 13, Task(1, "train", BROADCAST, 60.0, ROWS)
+    ),
+    "task, whose broadcast follows": envelope_of(
         "coordinator", 14, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True)
     ),
     "body of a manifest": BOX,
-    "task, whose manifest is an object": says("coordinator", 15, Task(1, "train", BOXED, 60.0)),
-    "update, with metrics by their places": counted(says("board-7", 12, MEASURED, UP.encode())),
-    "update, whose manifest is an object": says("board-7", 13, ANSWER, BOXED),
-    "update, offered, with arrays of the kind control": says("board-7", 14, ANSWER, manifest(CORNERS, 64)),
-    "want, of several objects": says(
+    "task, whose manifest is an object": envelope_of("coordinator", 15, Task(1, "train", BOXED, 60.0)),
+    "update, with metrics by their places": counted(envelope_of("board-7", 12, MEASURED, UP.encode())),
+    "update, whose manifest is an object": envelope_of("board-7", 13, ANSWER, BOXED),
+    "update, offered, with arrays of the kind control": envelope_of(
+        "board-7", 14, ANSWER, manifest(CORNERS, 64)
+    ),
+    "want, of several objects": envelope_of(
         "coordinator", 16, BlockRequest(OFFER.object, ((0, 2),), more=((BROADCAST.object, ((0, 1),)),))
     ),
-    "welcome, about the run, sealed": sealed(says("coordinator", 17, Welcome(PLAN, ABOUT))),
+    "welcome, about the run, sealed": sealed(envelope_of("coordinator", 17, Welcome(PLAN, ABOUT))),
     "task, whose broadcast follows, sealed": sealed(
-        says("coordinator", 18, Task(1, "train", FOLLOWS, 60.0, ROWS, follows=True))
+        envelope_of("coordinator", 18, Task(1, "train", FOLLOWS, 60.0, ROWS, follows=True))
     ),
     "sealed block that follows": Block(FOLLOWS.object, 0, DOWN.encode(), HIDDEN.key),
     "task, whose manifest is an object, sealed": sealed(
-        says("coordinator", 19, Task(1, "train", BOXED, 60.0))
+        envelope_of("coordinator", 19, Task(1, "train", BOXED, 60.0))
     ),
     "update, with metrics by their places, sealed": counted(
-        sealed(says("board-7", 15, MEASURED, UP.encode()))
+        sealed(envelope_of("board-7", 15, MEASURED, UP.encode()))
     ),
 }
 
@@ -275,11 +283,13 @@ CALLED = ("cat", "dog")
 NAMING = Hello("board-7", 2, 7, "garden", "protofleet 0.1.0", can=("names",))
 
 CASES |= {
-    "hello, with the names of its classes": unheard(says("board-7", 16, replace(NAMING, names=CALLED))),
-    "hello, with the hash of these names": says(
+    "hello, with the names of its classes": before_first_contact(
+        envelope_of("board-7", 16, replace(NAMING, names=CALLED))
+    ),
+    "hello, with the hash of these names": envelope_of(
         "board-7", 17, replace(NAMING, plan=DIGEST, names_hash=digest_of(CALLED))
     ),
-    "welcome, with the names of the classes": says(
+    "welcome, with the names of the classes": envelope_of(
         "coordinator", 20, Welcome(PLAN, About(can=("names",), names=CALLED))
     ),
 }
@@ -287,74 +297,78 @@ CASES |= {
 COUNTING = ("counts", "wants")
 FEDHP = json.dumps({**json.loads(PLAN), "hyper": {}, "method": "fedhp"}, sort_keys=True).encode()
 CASES |= {
-    "hello, of one that tells counts when it is asked": unheard(
-        says("board-7", 19, replace(HELLO, can=COUNTING))
+    "hello, of one that tells counts when it is asked": before_first_contact(
+        envelope_of("board-7", 19, replace(HELLO, can=COUNTING))
     ),
-    "welcome, that asks for counts": says("coordinator", 26, Welcome(FEDHP, About(COUNTING, counts=True))),
+    "welcome, that asks for counts": envelope_of(
+        "coordinator", 26, Welcome(FEDHP, About(COUNTING, counts=True))
+    ),
 }
 
 PLACE = "lab-server pid 4711 folder 0badcafe"
 CASES |= {
-    "state of the coordinator, with where it is": says("coordinator", 1, State(True, who=PLACE)),
-    "state of the coordinator, here, waiting for two": says(
+    "state of the coordinator, with where it is": envelope_of("coordinator", 1, State(True, who=PLACE)),
+    "state of the coordinator, here, waiting for two": envelope_of(
         "coordinator", 24,
         State(True, "here", PLACE, RoundStatus(1, "train", 0, (short_name("board-7"), short_name("board-9")))),
     ),
-    "state of the coordinator, here, gathering": says(
+    "state of the coordinator, here, gathering": envelope_of(
         "coordinator", 25, State(True, "here", PLACE, RoundStatus(2, "", 1, None))
     ),
-    "will of the coordinator": says("coordinator", 0, State(False, "connection lost", PLACE)),
-    "refusal, that says what it answers": says(
+    "will of the coordinator": envelope_of("coordinator", 0, State(False, "connection lost", PLACE)),
+    "refusal, that envelope_of what it answers": envelope_of(
         "coordinator", 22, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3))
     ),
-    "refusal, that says what it answers, sealed": sealed(
-        says("coordinator", 23, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3)))
+    "refusal, that envelope_of what it answers, sealed": sealed(
+        envelope_of("coordinator", 23, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3)))
     ),
-    "bye, at the end of the run": says("board-7", 18, Bye("finished")),
+    "bye, at the end of the run": envelope_of("board-7", 18, Bye("finished")),
 }  # fmt: skip
 
-# A seal whose bytes can be made again: the one whose ephemeral key is known.
-KNOWN = replace(sealed(says("board-7", 20, replace(HELLO, can=CAN))), ephemeral=bytes(range(64, 96)))
+# A seal whose bytes can be computed again, because its ephemeral key is known.
+KNOWN = replace(sealed(envelope_of("board-7", 20, replace(HELLO, can=CAN))), ephemeral=bytes(range(64, 96)))
 CASES |= {
     "hello, sealed with a known ephemeral key": KNOWN,
     "the seal of that hello": KNOWN.sealing(head_of(KNOWN)),
 }
 
-# The one block of an answer, asked for with the task.
+# The one block of an update that its task requests in advance.
 OWN_BLOCK = manifest(UP, len(UP.encode()))
 STEP = manifest(body(Array("weights.~", "uint8", (24,), tuple(range(24)))), 16)
 UNASKED = replace(OWN_BLOCK, parts=(), key=bytes(range(96, 128)))
 CASES |= {
-    "hello, of one that may send an answer's block unasked": says(
+    "hello, of one that may send an answer's block unasked": envelope_of(
         "board-7", 21, replace(HELLO, can=("credit", *CAN))
     ),
-    "task, with the update that was used last": says(
+    "task, with the update that was used last": envelope_of(
         "coordinator", 28, Task(2, "train", BROADCAST, 60.0, took=(1, "train"))
     ),
-    "task, with bytes for one device only": says(
+    "task, with bytes for one device only": envelope_of(
         "coordinator", 37, Task(2, "train.masked", BROADCAST, 30.0, personal=bytes(range(64, 148)))
     ),
-    "hello, of one that takes part in masked sums": says("board-7", 28, replace(HELLO, can=(*CAN, "secagg"))),
-    "welcome, with a codec that loses nothing": says(
+    "hello, of one that takes part in masked sums": envelope_of(
+        "board-7", 28, replace(HELLO, can=(*CAN, "secagg"))
+    ),
+    "welcome, with a codec that loses nothing": envelope_of(
         "coordinator", 33, Welcome(PLAN, About(CAN, codec=b'"exact"'))
     ),
-    "task, with a delta": says(
+    "task, with a delta": envelope_of(
         "coordinator", 29, Task(2, "train", BROADCAST, 60.0, delta=Delta(bytes(range(32)), STEP))
     ),
-    "task, with a delta that follows and needs no reference": says(
+    "task, with a delta that follows and needs no reference": envelope_of(
         "coordinator",
         30,
         Task(2, "train", BROADCAST, 60.0, delta=Delta(b"", replace(FOLLOWS, key=b""), follows=True)),
     ),
-    "task, that asks for the answer's block in advance": says(
+    "task, that asks for the answer's block in advance": envelope_of(
         "coordinator", 27, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True, credit=1)
     ),
-    "update, whose block follows": says(
+    "update, whose block follows": envelope_of(
         "board-7", 22, replace(ANSWER, follows=True), replace(UNASKED, key=b"")
     ),
     "block of the answer, unasked": Block(UNASKED.object, 0, UP.encode()),
     "update, whose block follows, sealed": sealed(
-        says("board-7", 23, replace(ANSWER, follows=True), UNASKED)
+        envelope_of("board-7", 23, replace(ANSWER, follows=True), UNASKED)
     ),
     "sealed block of the answer, unasked": Block(UNASKED.object, 0, UP.encode(), UNASKED.key),
 }
@@ -362,10 +376,10 @@ CASES |= {
 # A device that takes part in several runs.
 SEVERAL = ("runs", *CAN)
 CASES |= {
-    "hello, of a device without a run that could take on two": unheard(
-        says("board-7", 24, replace(HELLO, can=SEVERAL, capacity=2))
+    "hello, of a device without a run that could take on two": before_first_contact(
+        envelope_of("board-7", 24, replace(HELLO, can=SEVERAL, capacity=2))
     ),
-    "hello, of a device that works on another run": says(
+    "hello, of a device that works on another run": envelope_of(
         "board-7",
         25,
         replace(
@@ -382,27 +396,27 @@ CASES |= {
         ),
     ),
     "hello, of a device that works on another run, sealed": sealed(
-        says("board-7", 26, replace(HELLO, plan=DIGEST, can=SEVERAL, working="autumn", answered=1))
+        envelope_of("board-7", 26, replace(HELLO, plan=DIGEST, can=SEVERAL, working="autumn", answered=1))
     ),
-    "state of the coordinator, of two runs": says(
+    "state of the coordinator, of two runs": envelope_of(
         "coordinator", 31, State(True, who=PLACE, runs=("autumn", "spring"))
     ),
-    "state of the coordinator, here, of two runs": says(
+    "state of the coordinator, here, of two runs": envelope_of(
         "coordinator",
         34,
         State(
             True, "here", PLACE, RoundStatus(1, "train", 0, (short_name("board-7"),)), ("autumn", "spring")
         ),
     ),
-    "state of the coordinator, between runs": says("coordinator", 35, State(True, who=PLACE, runs=())),
+    "state of the coordinator, between runs": envelope_of("coordinator", 35, State(True, who=PLACE, runs=())),
 }
-# A device that has heard a higher epoch, and a run that goes on under another name.
+# A device that has received a higher epoch, and a run that continues under another name.
 NEWEST = CASES["state of the coordinator, of two runs"].encode()
 CASES |= {
-    "hello, with the newest state of a coordinator": says(
+    "hello, with the newest state of a coordinator": envelope_of(
         "board-7", 27, replace(HELLO, plan=DIGEST, can=SEVERAL, answered=1, last_state=NEWEST)
     ),
-    "welcome, of a run that takes the place of another": says(
+    "welcome, of a run that takes the place of another": envelope_of(
         "coordinator", 36, Welcome(PLAN, instead="spring", keep="spring")
     ),
 }  # fmt: skip
@@ -416,7 +430,7 @@ DENIED = CommandOutcome(STOP.id, "denied", "alice has no grant run, which stop n
 
 def commands(sequence: int, message: Message) -> Envelope:
     """Seal a frame between an operator and the coordinator; only news name a run."""
-    said = says("board-7" if isinstance(message, CommandRequest) else "coordinator", sequence, message)
+    said = envelope_of("board-7" if isinstance(message, CommandRequest) else "coordinator", sequence, message)
     to_operator = said.header.sender == "coordinator"
     party = {"recipient": "alice"} if to_operator else {"sender": "alice", "epoch": 0}
     run = "spring" if isinstance(message, News) else ""
@@ -434,8 +448,8 @@ CASES |= {
 
 
 def probes(message: Message) -> Envelope:
-    """Seal a frame of a coordinator's process that does not lead: it names no run, no epoch, no boot."""
-    said = says("coordinator", 0, message)
+    """Seal a frame of a standby: it has no run, no epoch and no boot."""
+    said = envelope_of("coordinator", 0, message)
     return replace(said, header=replace(said.header, run="", epoch=0, boot=0, recipient="coordinator"))
 
 

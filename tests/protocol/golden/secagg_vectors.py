@@ -47,7 +47,7 @@ def signed(name: str, statement: str, *parts: bytes | str) -> bytes:
 
 
 def device(name: str) -> dict[str, str]:
-    """Return the keys of a device, and what it sends in the step `keys`."""
+    """Return the keys of a device, and the bytes that it sends in the step `keys`."""
     public = ref.public_key(secret(name, "sealing")), ref.public_key(secret(name, "masking"))
     entry = (*public, ref.digest("seed", secret(name, "seed")))
     keys = b"".join(entry) + signed(name, "keys", ref.terms_hash(TERMS), name, *entry)

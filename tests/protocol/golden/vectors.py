@@ -1,4 +1,4 @@
-"""Cases <-> JSON that a person can read and another language can use."""
+"""Conversion of cases to JSON and back; a person can read the JSON, and another language can use it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from protofleet.protocol.wire.messages import (
 from tests.protocol import hpke
 
 FILE = Path(__file__).parent / "wire_1.json"
-# Known to all the world.
+# These keys are public.
 SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32, "alice": bytes([5]) * 32}
 
 
@@ -54,7 +54,7 @@ class Array:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    values: tuple[Any, ...]  # flat, in rows
+    values: tuple[Any, ...]  # In one list, row by row.
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Envelope:
     header: Header
     message: Message
     attachment: Attachment = None
-    metrics: tuple[str, ...] = ()  # names that both ends know by their places
-    ephemeral: bytes = b""  # the private key that a sealed one is to be made with; else it is drawn
-    frame: bytes = b""  # of a sealed one, which no second sealing makes again
+    metrics: tuple[str, ...] = ()  # The names of `about.metrics`; `numbers` uses their indices.
+    ephemeral: bytes = b""  # The private key for a seal that can be repeated; if it is empty, a key is drawn.
+    frame: bytes = b""  # The bytes of a sealed envelope, because each new seal has other bytes.
 
     def encode(self) -> bytes:
         if self.frame:
@@ -144,11 +144,11 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Sealing:
-    """A payload and what seals it, with each number on the way: for who writes HPKE by hand."""
+    """A payload and its seal, with each intermediate number, for an author who writes HPKE by hand."""
 
     recipient: str
-    receive: bytes  # its public key
-    ephemeral: bytes  # the private key, which is drawn anew for each seal that is no vector
+    receive: bytes  # The public key of the recipient.
+    ephemeral: bytes  # The private key; outside of the vectors, each seal has a new random key.
     info: bytes
     payload: bytes
     shared_secret: bytes
@@ -236,14 +236,14 @@ def vector_of(name: str, case: Case) -> dict[str, Any]:
 
 
 def case_of(vector: dict[str, Any]) -> Case:
-    case: Case = lively(vector["content"])
+    case: Case = from_plain(vector["content"])
     drawn = isinstance(case, Envelope) and case.header.suite != OPEN and not case.ephemeral
     kept = drawn or isinstance(case, (Later, Refused))
     return replace(case, frame=bytes.fromhex(vector["hex"])) if kept else case
 
 
 def plain(value: object) -> Any:
-    """JSON for a case. `is` names its type; bytes are objects with the one key `hex`."""
+    """Return the JSON of a case. The key `is` names its type; bytes are objects with the single key `hex`."""
     if is_dataclass(value):
         own = FIELDS.get(type(value), {})
         named = {
@@ -252,7 +252,7 @@ def plain(value: object) -> Any:
         silent = ADDED.get(type(value), {})
         named = {k: v for k, v in named.items() if k not in silent or getattr(value, k) != silent[k]}
         if named.get("key") == {"hex": ""}:
-            del named["key"]  # of what travels as it is
+            del named["key"]  # The object is not sealed.
         if isinstance(value, Hello) and not value.phase:
             named = {name: said for name, said in named.items() if name not in ("round", "phase", "base")}
         return {"is": NAMES.get(type(value), type(value).__name__), **named}
@@ -263,7 +263,7 @@ def plain(value: object) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-# The vectors' own names, which hold as long as they do: the classes may be called otherwise.
+# The names of types in the vectors. They never change, although the classes may have other names.
 NAMES: dict[type, str] = {
     BlockRequest: "Want",
     CommandRequest: "Command",
@@ -315,15 +315,15 @@ ADDED: dict[type, dict[str, Any]] = {
 }
 
 
-def lively(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
     """Return the case that JSON describes."""
     if isinstance(value, list):
-        return tuple(lively(v) for v in value)
+        return tuple(from_plain(v) for v in value)
     if not isinstance(value, dict):
         return value
     if set(value) == {"hex"}:
         return bytes.fromhex(value["hex"])
-    content = {k: lively(v) for k, v in value.items() if k != "is"}
+    content = {k: from_plain(v) for k, v in value.items() if k != "is"}
     if "is" not in value:
         return content
     made = TYPES[value["is"]]

@@ -1,4 +1,4 @@
-"""Tests of an answer of one block that its task requests: it follows its update, and no message is sent twice."""
+"""Tests of an update of one block that its task requests in advance: the block follows without a want."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ BAD_NETWORKS = [
 
 
 def asked(folder, devices="a", model=MODEL, can=(forms.INLINE, forms.CREDIT), conditions=NetworkConditions()):
-    """Return ends whose devices have a task that may already have requested their answers of one block."""
+    """Return ends whose devices have a task that may already have requested the one block of their updates."""
     ends = Ends(folder, devices, conditions)
     for link in ends.parts.values():
         link.most_block = LARGEST_BLOCK
@@ -75,7 +75,7 @@ def held_back(link):
     link.send_block = send
 
 
-def test_an_answer_of_one_block_comes_without_being_asked_for(tmp_path):
+def test_the_block_of_an_update_arrives_without_a_want_if_the_task_gave_credit(tmp_path):
     ends = asked(tmp_path)
     name = ends.update("a", weights(MODEL, 1))
     ends.run()
@@ -94,14 +94,14 @@ def test_an_answer_of_one_block_comes_without_being_asked_for(tmp_path):
         ({}, 2 * MODEL),  # The answer has two blocks.
     ],
 )
-def test_any_other_answer_is_asked_for(tmp_path, given, answer):
+def test_any_other_update_is_fetched_with_one_want(tmp_path, given, answer):
     ends = asked(tmp_path, **given)
     ends.update("a", weights(answer, 1))
     ends.run()
     assert len(answers(ends)) == 1 and requests(ends) == 1 and not ends.rejected[COORDINATOR]
 
 
-def test_a_block_that_is_lost_is_asked_for_though_the_answer_is_not_said_again(tmp_path):
+def test_a_lost_block_is_requested_although_the_update_is_not_sent_again(tmp_path):
     ends = asked(tmp_path)
     with held_back(ends.links["a"]):
         ends.update("a", weights(MODEL, 1))
@@ -111,7 +111,7 @@ def test_a_block_that_is_lost_is_asked_for_though_the_answer_is_not_said_again(t
     assert len(answers(ends)) == 1 and requests(ends) == 1
 
 
-def test_an_answer_that_is_said_again_while_its_block_is_on_the_way_is_not_asked_for(tmp_path):
+def test_an_update_that_is_sent_again_causes_no_want_while_its_block_is_in_flight(tmp_path):
     ends, arrays = asked(tmp_path), weights(MODEL, 1)
     with held_back(ends.links["a"]) as blocks_on_the_way:
         for said in (1, 2, 3):
@@ -123,7 +123,7 @@ def test_an_answer_that_is_said_again_while_its_block_is_on_the_way_is_not_asked
     assert len(answers(ends)) == 1 and requests(ends) == 0 and blocks(ends) == 1
 
 
-def test_a_block_that_overtakes_its_answer_is_asked_for_and_the_answer_is_taken(tmp_path):
+def test_a_block_that_arrives_before_its_update_is_rejected_and_then_requested(tmp_path):
     ends, sent = asked(tmp_path), []
     publish, transport = ends.links["a"].transport.publish, ends.links["a"].transport
     transport.publish = lambda *what, **how: sent.append((what, how))
@@ -137,7 +137,7 @@ def test_a_block_that_overtakes_its_answer_is_asked_for_and_the_answer_is_taken(
     assert len(answers(ends)) == 1 and requests(ends) == 1
 
 
-def test_the_block_of_an_answer_that_is_not_wanted_is_no_fault_where_it_was_asked_for(tmp_path):
+def test_the_block_of_an_unwanted_update_is_rejected_only_if_it_was_not_requested(tmp_path):
     ends = asked(tmp_path)
     ends.gate.open = False
     ends.update("a", weights(MODEL, 1))
@@ -162,7 +162,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("can", [(forms.INLINE, forms.CREDIT), ()], ids=["credit", "none"])
-def test_a_block_that_makes_no_body_is_refused_like_any_answer_that_makes_none(tmp_path, broken, can):
+def test_a_block_without_a_valid_body_is_refused_with_and_without_credit(tmp_path, broken, can):
     ends, data = asked(tmp_path, can=can), BROKEN[broken]
     link, name = ends.links["a"], hashlib.sha256(data).digest()
     offer = link.with_new_key(Manifest(name, len(data), len(data), (name[:16],), ()))
@@ -173,7 +173,7 @@ def test_a_block_that_makes_no_body_is_refused_like_any_answer_that_makes_none(t
     assert not answers(ends) and requests(ends) == (not can) and not ends.coordinator.answers.fetches
 
 
-def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp_path):
+def test_a_block_that_a_device_sends_without_credit_is_requested_and_accepted(tmp_path):
     ends = asked(tmp_path, can=(forms.INLINE,))
     link = ends.links["a"]
     name = link.store.put(weights(MODEL, 1)).object
@@ -187,9 +187,7 @@ def test_who_sends_a_block_that_was_not_asked_for_waits_its_turn_like_others(tmp
     assert [a.object for a in answers(ends)] == [name]
 
 
-def test_credit_is_given_to_so_many_devices_that_half_of_the_budget_stays_and_to_no_larger_cohort(
-    tmp_path, monkeypatch
-):
+def test_a_cohort_gets_credit_only_up_to_the_limit_of_credits(tmp_path, monkeypatch):
     monkeypatch.setattr(block_budget, "MOST_CREDIT", 2)
     ends = asked(tmp_path, "abc")
     assert {r.message.credit for d in "abc" for r in ends.heard[d]} == {0}
@@ -197,7 +195,7 @@ def test_credit_is_given_to_so_many_devices_that_half_of_the_budget_stays_and_to
     assert {r.message.credit for d in "ab" for r in ends.heard[d] if r.message.round == 2} == {1}
 
 
-def test_blocks_that_were_asked_for_with_their_tasks_are_part_of_the_budget(tmp_path, monkeypatch):
+def test_blocks_that_tasks_requested_count_towards_the_budget(tmp_path, monkeypatch):
     monkeypatch.setattr(block_budget, "BUDGET", 40)
     ends, most = asked(tmp_path, "abcde"), []
     ends.links["e"].most_block = 1024
@@ -211,12 +209,12 @@ def test_blocks_that_were_asked_for_with_their_tasks_are_part_of_the_budget(tmp_
     assert len(answers(ends)) == 1 and max(most) == 40 - 4, "four devices have not answered"
 
 
-def test_a_lost_block_is_asked_for_again_while_an_earlier_answer_waits_for_the_budget(tmp_path, monkeypatch):
+def test_a_lost_block_is_requested_while_an_earlier_update_waits_for_the_budget(tmp_path, monkeypatch):
     monkeypatch.setattr(block_budget, "BUDGET", 20)
     ends = asked(tmp_path, "ae")
     ends.links["e"].most_block = 1024
     ends.links["e"].adapt(PACKET)
-    ends.update("e", weights(MODEL, 5))  # The budget has no room for a window of its blocks.
+    ends.update("e", weights(MODEL, 5))  # The budget has no space for a window of its blocks.
     ends.run(until=lambda: heard_updates(ends) == 1)
     with held_back(ends.links["a"]):
         ends.update("a", weights(MODEL, 1))
@@ -226,7 +224,7 @@ def test_a_lost_block_is_asked_for_again_while_an_earlier_answer_waits_for_the_b
 
 
 @pytest.mark.parametrize("conditions", BAD_NETWORKS)
-def test_answers_get_through_any_network(tmp_path, conditions):
+def test_updates_with_credit_arrive_over_any_network(tmp_path, conditions):
     devices = "abcd"
     ends = asked(tmp_path, devices, conditions=conditions)
     for _ in range(20):
@@ -238,7 +236,7 @@ def test_answers_get_through_any_network(tmp_path, conditions):
         np.testing.assert_array_equal(arrays["weights.w"], weights(MODEL, ord(device))["weights.w"])
 
 
-def test_a_later_coordinator_asks_for_what_the_one_before_was_sent(tmp_path):
+def test_a_restarted_coordinator_requests_the_block_that_was_sent_before_the_restart(tmp_path):
     ends = asked(tmp_path)
     with held_back(ends.links["a"]):
         ends.update("a", weights(MODEL, 1))

@@ -23,7 +23,9 @@ DEVICES = ("a", "b", "c", "d", "e")
         (LARGEST_BLOCK, 40_000, 32 * 1024),
     ],
 )
-def test_blocks_are_as_large_as_is_set_and_as_the_broker_takes(tmp_path, wanted, packet, block):
+def test_the_block_size_is_the_setting_or_the_largest_that_the_broker_accepts(
+    tmp_path, wanted, packet, block
+):
     link = Ends(tmp_path).links["a"]
     link.most_block = wanted
     link.adapt(packet)
@@ -49,13 +51,13 @@ def asked(ends, size, cohort):
     return heard, wants
 
 
-def test_a_model_that_fits_in_one_large_block_follows_the_tasks_of_most_devices_unasked(tmp_path):
+def test_a_model_in_one_large_block_is_sent_without_a_want_to_most_devices(tmp_path):
     assert asked(Ends(tmp_path, DEVICES), 50_000, DEVICES[:3]) == (set(DEVICES), 0)
 
 
-def test_a_model_in_one_large_block_is_asked_for_where_it_is_for_a_few_of_many(tmp_path):
+def test_a_model_in_one_large_block_is_sent_on_request_to_a_few_of_many_devices(tmp_path):
     assert asked(Ends(tmp_path, DEVICES), 50_000, DEVICES[:2]) == (set(DEVICES[:2]), 2)
 
 
-def test_a_model_in_one_usual_block_follows_for_a_few_of_many_too(tmp_path):
+def test_a_model_in_one_default_block_is_sent_without_a_want_to_a_few_devices(tmp_path):
     assert asked(Ends(tmp_path, DEVICES), 5_000, DEVICES[:2]) == (set(DEVICES), 0)

@@ -1,4 +1,4 @@
-"""Tests that blocks that come before the table of their object are counted when the table comes, each byte once."""
+"""Tests that blocks that arrive before the table of their object are counted once, when the table arrives."""
 
 import itertools
 from collections import Counter
@@ -29,7 +29,7 @@ def sent(tmp_path):
 
 
 def count_of(tmp_path, sent, order):
-    """Return (spans counted while blocks come in this order, spans counted at the end)."""
+    """Return (spans counted while blocks arrive in this order, spans counted at the end)."""
     store, manifest = sent
     partial = ObjectStore(tmp_path / "got", durable=False).begin(manifest)
     count, spans = BlockCount(partial, DECLARED), []
@@ -47,7 +47,7 @@ def total(spans):
     return dict(found)
 
 
-def test_in_any_order_every_byte_is_counted_once_under_its_declared_kind(tmp_path, sent):
+def test_each_byte_is_counted_once_under_its_declared_kind_in_any_order(tmp_path, sent):
     _, manifest = sent
     number = len(manifest.hashes)
     assert number == 4
@@ -57,12 +57,12 @@ def test_in_any_order_every_byte_is_counted_once_under_its_declared_kind(tmp_pat
         assert sum(span.size for span in spans) == manifest.size
 
 
-def test_a_block_that_comes_twice_is_new_once(tmp_path, sent):
+def test_a_block_that_arrives_twice_is_counted_as_new_once(tmp_path, sent):
     spans, _ = count_of(tmp_path, sent, [3, 3, 0, 1, 2, 2])
     assert total(spans) == EXPECTED and [span.fresh for span in spans].count(False) == 2
 
 
-def test_without_its_table_an_object_is_counted_by_its_manifest(tmp_path, sent):
+def test_an_object_without_its_table_is_counted_by_its_manifest(tmp_path, sent):
     """The manifest knows only the eight kinds; all other bytes count as control, and no byte is lost."""
     _, manifest = sent
     spans, rest = count_of(tmp_path, sent, [1, 2, 3])

@@ -21,14 +21,14 @@ LARGE = 1_000_000
         ([(64, True), (100_000, False)], 1),  # The link does not go back to QoS 0.
     ],
 )
-def test_blocks_leave_at_qos_1_once_one_of_a_hundred_has_to_be_asked_for_again(requests, qos):
+def test_blocks_are_sent_at_qos_1_once_one_percent_of_them_was_requested_again(requests, qos):
     blocks = BlockQos(0)
     for count, again in requests:
         blocks.asked(count, again)
     assert blocks.qos == qos
 
 
-def test_at_qos_1_nothing_changes():
+def test_a_link_at_qos_1_stays_at_qos_1():
     blocks = BlockQos()
     blocks.asked(64, again=True)
     assert blocks.qos == 1
@@ -51,7 +51,7 @@ class Published:
 
 
 @pytest.mark.parametrize("sender", ["a", COORDINATOR])
-def test_only_blocks_leave_at_qos_0_and_they_go_back_to_1_where_they_are_lost(tmp_path, sender):
+def test_only_blocks_are_sent_at_qos_0_and_lost_blocks_switch_them_to_qos_1(tmp_path, sender):
     ends = Ends(tmp_path, "a")
     published = Published(ends.links[sender].transport)
     ends.parts[sender].block_qos = BlockQos(0)

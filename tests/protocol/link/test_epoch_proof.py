@@ -1,4 +1,4 @@
-"""A device keeps only a state of the coordinator that fits into a hello."""
+"""Tests that a device keeps only a state of the coordinator that fits into a hello."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def state(epoch, reason="", online=True):
     return seal(header, codec.encode(message), KEYS.sign)
 
 
-def test_a_state_that_is_too_large_for_a_hello_leaves_the_one_before():
+def test_a_state_that_is_too_large_for_a_hello_does_not_replace_the_earlier_one():
     proof, small, large = EpochProof(), state(5), state(6, "x" * 400)
     proof.keep(small)
     proof.keep(large)
@@ -33,7 +33,7 @@ def test_a_state_that_is_too_large_for_a_hello_leaves_the_one_before():
 @pytest.mark.parametrize(
     ("epoch", "online", "is_due"), [(4, True, True), (4, False, False), (5, True, False), (6, True, False)]
 )
-def test_only_a_coordinator_that_is_there_with_a_lower_epoch_is_due_a_proof(epoch, online, is_due):
+def test_a_proof_is_due_only_after_an_online_state_with_a_lower_epoch(epoch, online, is_due):
     proof = EpochProof()
     proof.keep(state(5))
     proof.refused(state(epoch, online=online))

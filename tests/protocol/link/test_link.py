@@ -1,4 +1,4 @@
-"""Tests that messages cross a bad network complete, exactly once, and counted."""
+"""Tests that messages cross a bad network complete and exactly once, and that all frames are counted."""
 
 import hashlib
 
@@ -35,7 +35,7 @@ def test_an_update_arrives_as_it_was_sent(tmp_path, size):
 
 @pytest.mark.parametrize("conditions", BAD_NETWORKS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_broadcast_reaches_everybody_through_any_network(tmp_path, conditions, seed):
+def test_a_broadcast_reaches_all_devices_over_any_network(tmp_path, conditions, seed):
     ends = Ends(tmp_path, "abcd", conditions, seed)
     arrays = weights(LARGE)
 
@@ -52,7 +52,7 @@ def test_a_broadcast_reaches_everybody_through_any_network(tmp_path, conditions,
 
 
 @pytest.mark.parametrize("conditions", few(BAD_NETWORKS, 3))
-def test_updates_of_many_devices_get_through_any_network(tmp_path, conditions):
+def test_updates_of_many_devices_arrive_over_any_network(tmp_path, conditions):
     ends = Ends(tmp_path, "abcd", conditions)
     for _ in range(20):
         for device in "abcd":
@@ -65,7 +65,7 @@ def test_updates_of_many_devices_get_through_any_network(tmp_path, conditions):
         )
 
 
-def test_a_broadcast_crosses_once_for_the_whole_cohort(tmp_path):
+def test_a_broadcast_is_sent_once_for_the_whole_cohort(tmp_path):
     ends = Ends(tmp_path, "abcdef")
     ends.broadcast(weights(LARGE), "abcdef")
     ends.run()
@@ -75,7 +75,7 @@ def test_a_broadcast_crosses_once_for_the_whole_cohort(tmp_path):
         assert ends.links[device].meter.payload["down", "weights"] == 4 * LARGE
 
 
-def test_a_device_that_holds_the_broadcast_takes_nothing(tmp_path):
+def test_a_device_that_holds_the_broadcast_fetches_no_block(tmp_path):
     ends = Ends(tmp_path)
     ends.broadcast(weights(LARGE), "ab", round=1)
     ends.run()
@@ -86,7 +86,7 @@ def test_a_device_that_holds_the_broadcast_takes_nothing(tmp_path):
     assert ends.coordinator.meter.wire["down", "weights"] == before
 
 
-def test_a_transfer_broken_in_the_middle_goes_on_where_it_stood(tmp_path):
+def test_an_interrupted_transfer_continues_after_a_restart_of_the_coordinator(tmp_path):
     ends = Ends(tmp_path, "a")
     ends.update("a", weights(LARGE))
     ends.run(until=lambda: ends.coordinator.meter.payload["up", "weights"] > 2 * LARGE)
@@ -97,7 +97,7 @@ def test_a_transfer_broken_in_the_middle_goes_on_where_it_stood(tmp_path):
     assert ends.coordinator.meter.payload["up", "weights"] < 2 * LARGE
 
 
-def test_what_both_ends_count_is_the_same_and_adds_up(tmp_path):
+def test_both_ends_count_the_same_bytes_and_the_sum_is_the_traffic_of_the_broker(tmp_path):
     ends = Ends(tmp_path, "a")
     ends.broadcast(weights(LARGE), "a")
     ends.update("a", {**weights(LARGE), "prototypes": np.ones((10, 8), np.float32)})
@@ -109,7 +109,7 @@ def test_what_both_ends_count_is_the_same_and_adds_up(tmp_path):
 
 
 @pytest.mark.parametrize("conditions", [NetworkConditions(), *BAD_NETWORKS])
-def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, conditions):
+def test_each_received_frame_is_counted_in_exactly_one_counter(tmp_path, conditions):
     ends, delivered = Ends(tmp_path, "ab", conditions), []
     link = ends.links[COORDINATOR]
     take = link.arrived
@@ -122,7 +122,7 @@ def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, conditions):
     assert sum(ends.results("coordinator", "up").values()) == len(delivered)
 
 
-def test_a_message_is_taken_once_however_often_it_comes(tmp_path):
+def test_a_repeated_message_is_accepted_once(tmp_path):
     ends = Ends(tmp_path, "a", NetworkConditions(repeat=1.0))
     ends.links["a"].send(Bye("enough"))
     ends.run()
@@ -139,7 +139,7 @@ def reason_of(ends, topic, frame, receiver="coordinator"):
     return ends.rejected[receiver][-1].reason
 
 
-def test_a_flipped_bit_anywhere_is_rejected(tmp_path):
+def test_a_frame_with_one_flipped_bit_is_rejected(tmp_path):
     ends = Ends(tmp_path, "a")
     frame = frame_of(ends, "a", Hello("a", 10, 5))
     for place in range(len(frame)):
@@ -151,7 +151,7 @@ def test_a_flipped_bit_anywhere_is_rejected(tmp_path):
     assert not ends.heard["coordinator"]
 
 
-def test_nobody_speaks_in_the_name_of_another(tmp_path):
+def test_a_frame_in_the_name_of_another_device_is_rejected(tmp_path):
     ends = Ends(tmp_path)
     frame = frame_of(ends, "a", Hello("a", 10, 5))
     assert reason_of(ends, TOPICS.up("b"), frame) is Reason.WRONG_TOPIC
@@ -170,12 +170,12 @@ def replaced(folder):
     return ends, old
 
 
-def test_an_older_process_of_the_same_device_is_fenced(tmp_path):
+def test_a_frame_of_an_older_process_of_a_device_is_rejected(tmp_path):
     ends, old = replaced(tmp_path)
     assert reason_of(ends, TOPICS.up("a"), old) is Reason.STALE_BOOT
 
 
-def test_the_older_of_two_processes_of_one_device_is_told_so_and_the_frame_is_counted(tmp_path):
+def test_an_older_process_of_a_device_gets_a_refusal_and_its_frame_is_counted(tmp_path):
     ends, old = replaced(tmp_path)
     reason_of(ends, TOPICS.up("a"), old)
     ends.run()
@@ -183,7 +183,7 @@ def test_the_older_of_two_processes_of_one_device_is_told_so_and_the_frame_is_co
     assert ends.results("coordinator", "up") == {("hello", "accepted"): 1, ("hello", "stale_boot"): 1}
 
 
-def test_an_older_coordinator_is_fenced_by_the_devices(tmp_path):
+def test_a_device_rejects_a_task_of_an_older_coordinator(tmp_path):
     ends = Ends(tmp_path, "a")
     old = ends.coordinator.seal(Task(1, "train"), "a")
     ends.boot_coordinator(epoch=2)
@@ -192,7 +192,7 @@ def test_an_older_coordinator_is_fenced_by_the_devices(tmp_path):
     assert reason_of(ends, TOPICS.down("a"), old, "a") is Reason.STALE_EPOCH
 
 
-def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
+def test_a_forged_block_is_dropped_and_the_correct_block_is_fetched(tmp_path):
     ends = Ends(tmp_path, "a", NetworkConditions(delay=0.1))
     ends.update("a", weights(LARGE))
     device = ends.links["a"]
@@ -216,7 +216,7 @@ def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
     )
 
 
-def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
+def test_an_unwanted_update_costs_only_one_small_message(tmp_path):
     ends = Ends(tmp_path, "a")
     ends.gate.open = False
     ends.update("a", weights(LARGE))
@@ -225,7 +225,7 @@ def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [20_000, 250_000])
-def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
+def test_a_manifest_that_is_larger_than_a_packet_is_sent_as_an_object(tmp_path, numbers):
     """A model of 1 MB at a broker that takes 5,120 bytes, both ways."""
     ends = Ends(tmp_path)
     for link in ends.parts.values():
@@ -240,14 +240,14 @@ def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
     assert not ends.rejected["a"] and not ends.rejected[COORDINATOR]
 
 
-def test_where_a_coordinator_takes_no_manifest_as_an_object_the_way_out_is_said(tmp_path):
+def test_an_update_is_refused_if_the_coordinator_lacks_the_form_manifest(tmp_path):
     ends = Ends(tmp_path)
     ends.links["a"].adapt(5120)
     with pytest.raises(BrokerError, match="raise the broker's packet limit to 131072"):
         ends.update("a", weights(20_000))
 
 
-def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_that_it_needs(tmp_path):
+def test_an_object_with_too_many_blocks_is_refused_with_the_packet_limit_it_needs(tmp_path):
     ends = Ends(tmp_path)
     ends.coordinator.adapt(5120)
     words = r"an object of \d+ bytes has at most 4096 blocks, so each block has 2048 bytes, .*packets of 5120; raise"
@@ -255,7 +255,7 @@ def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_th
         ends.broadcast(weights(1_500_000), ["a"])
 
 
-def test_an_answer_inside_its_message_is_hashed_once_and_judged_without_its_file(tmp_path, monkeypatch):
+def test_an_inline_update_is_hashed_once_and_read_without_its_file(tmp_path, monkeypatch):
     ends, hashed, sha256 = Ends(tmp_path), [], hashlib.sha256
 
     def counted(data=b"", **more):

@@ -1,4 +1,4 @@
-"""Tests that the meter counts what crosses the link, and that its parts add up to the packets."""
+"""Tests that the meter counts all bytes that cross the link, and that its parts add up to the packets."""
 
 import struct
 
@@ -24,7 +24,7 @@ def metered(crossings):
 
 
 @given(CROSSINGS)
-def test_all_kinds_together_are_the_packets(crossings):
+def test_the_bytes_of_all_kinds_add_up_to_the_bytes_of_the_packets(crossings):
     meter = metered(crossings)
     for direction in (UP, DOWN):
         mine = [c for c in crossings if c[0] == direction]
@@ -37,7 +37,7 @@ def test_all_kinds_together_are_the_packets(crossings):
 
 
 @given(CROSSINGS, CROSSINGS)
-def test_the_difference_of_two_moments_is_what_crossed_between_them(before, between):
+def test_the_difference_from_a_snapshot_is_the_traffic_since_the_snapshot(before, between):
     meter = metered(before)
     earlier = meter.snapshot()
     for crossing in between:
@@ -64,6 +64,6 @@ EDGES = [0, 128, 16_384, 2_097_152]  # At these sizes the length field of the pa
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.sampled_from(EDGES), st.integers(-2, 2)
 )
-def test_the_size_of_a_packet_is_exact(topic, edge, off):
+def test_the_computed_size_of_a_packet_is_exact(topic, edge, off):
     frame = max(0, edge + off - 5 - len(topic.encode()))
     assert packet_bytes(topic, frame) == len(publish(topic, bytes(frame)))

@@ -1,4 +1,4 @@
-"""The link between operators and a coordinator: what is refused, what is repeated, and who pays for it."""
+"""Tests of the link between operators and a coordinator: refusals, repeated commands and rate limits."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_a_command_and_its_result_arrive_once():
     assert world.wire.sent[-1] == (topic, frame)
 
 
-def test_a_later_process_does_not_accept_a_command_that_was_stored_before():
+def test_a_restarted_coordinator_does_not_accept_an_earlier_command_again():
     world = World()
     topic, frame = world.frame()
     heard = world.coordinator.arrived(topic, frame, 0.0)
@@ -100,7 +100,7 @@ def test_a_later_process_does_not_accept_a_command_that_was_stored_before():
     assert world.why(*stolen) is Reason.BAD_SIGNATURE  # The operator has new keys now.
 
 
-def test_what_no_operator_may_say_is_refused_for_its_reason():
+def test_each_invalid_command_is_refused_with_its_reason():
     world = World()
     topic, frame = world.frame()
     assert world.why(TOPICS.commands_of("bob"), frame) is Reason.WRONG_TOPIC
@@ -116,12 +116,12 @@ def test_what_no_operator_may_say_is_refused_for_its_reason():
     assert world.why(*world.frame(command=replace(STOP, args=bytes(200_000)))) is Reason.MALFORMED
     assert world.link.unassigned.meter.rejected[Reason.MALFORMED] == 4
     assert world.coordinator.arrived(topic, frame, 0.0).request == STOP
-    # A command does not count on the topic of a device, and a device that sends one pays there.
+    # A command is refused on the topic of a device, and counts there towards the rate limit of the device.
     with pytest.raises(Rejected, match="unknown_sender"):
         world.link.arrived(TOPICS.up("alice"), frame, 0.0)
 
 
-def test_a_flood_of_one_operator_or_of_a_device_costs_no_other_operator_a_command():
+def test_a_flood_by_one_operator_or_device_blocks_no_command_of_another_operator():
     world = World()
     floods = []
     world.coordinator.rate_limiter.on_flood = floods.append
@@ -136,7 +136,7 @@ def test_a_flood_of_one_operator_or_of_a_device_costs_no_other_operator_a_comman
         assert world.coordinator.arrived(*world.wire.sent[-1], 0.0)
 
 
-def test_news_name_their_run_and_epoch_and_only_the_last_ones_wait_for_a_slow_operator():
+def test_news_have_run_and_epoch_and_only_the_last_news_are_sent_at_qos_1():
     world = World()
     alice, some = world.sender(), News(3, ("round 1 of 2",))
     for news, qos in ((some, 0), (replace(some, over="finished"), 1)):

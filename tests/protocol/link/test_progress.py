@@ -9,7 +9,7 @@ from tests.protocol.ends import Ends, weights
 MB = 1_000_000
 
 
-def test_a_report_tells_rate_and_time_left_of_what_came_since_the_first_block():
+def test_a_report_contains_the_rate_since_the_first_block_and_the_time_left():
     reports = ProgressReports(10 * MB, now=95.0)
     assert reports.report(2 * MB, 100.0) is None
     assert reports.report(3 * MB, 95.0 + REPORT_SECONDS - 0.1) is None, "too early"
@@ -21,12 +21,12 @@ def test_a_report_tells_rate_and_time_left_of_what_came_since_the_first_block():
     assert reports.report(8 * MB, 100.0 + 2 * REPORT_SECONDS).seconds_left == pytest.approx(20 / 3)
 
 
-def test_the_first_block_alone_makes_no_rate_and_no_report():
+def test_the_first_block_alone_gives_no_report():
     assert ProgressReports(10 * MB, now=0.0).report(MB, 100.0) is None
 
 
 @pytest.mark.parametrize(("delay", "reported"), [(0.0, False), (2.0, True)])
-def test_only_an_answer_that_takes_long_is_reported(tmp_path, delay, reported):
+def test_only_a_slow_transfer_of_an_update_is_reported(tmp_path, delay, reported):
     ends = Ends(tmp_path, "a", NetworkConditions(delay=delay))
     found = []
     ends.coordinator.answers.on_progress = lambda device, progress: found.append((device, progress))

@@ -1,4 +1,4 @@
-"""Tests of rate limits and the inbox: work and memory are bounded for all input, and honest parties lose nothing."""
+"""Tests of rate limits and the receive queue: all input has bounded costs, and honest parties lose nothing."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 
 @given(st.lists(st.floats(0, 5), max_size=200))
-def test_a_bucket_lets_through_its_burst_and_its_rate_and_no_more(pauses):
+def test_a_bucket_never_gives_more_tokens_than_its_burst_and_rate_allow(pauses):
     bucket, now, taken = TokenBucket(rate=2.0, burst=5.0), 0.0, 0
     for pause in pauses:
         now += pause
@@ -24,7 +24,7 @@ def test_a_bucket_lets_through_its_burst_and_its_rate_and_no_more(pauses):
         assert taken <= 5 + 2 * now + 1e-6
 
 
-def test_a_bucket_that_was_emptied_fills_again():
+def test_an_empty_bucket_fills_again():
     bucket = TokenBucket(rate=2.0, burst=5.0)
     assert [bucket.take(10.0) for _ in range(6)] == [True] * 5 + [False]
     assert [bucket.take(11.0) for _ in range(3)] == [True, True, False]
@@ -43,14 +43,14 @@ def passed(rate_limiter, device, frames, now=0.0):
     return count
 
 
-def test_one_device_that_floods_takes_nothing_from_another():
+def test_a_flood_by_one_device_does_not_use_the_limit_of_another_device():
     rate_limiter = RateLimiter({"a", "b"})
     assert passed(rate_limiter, "a", 1000) == FRAME_BURST
     assert passed(rate_limiter, "b", 10) == 10
     assert passed(rate_limiter, "a", 1000, now=10.0) == 10 * FRAME_RATE
 
 
-def test_what_was_of_use_costs_nothing():
+def test_useful_frames_do_not_count_towards_the_rate_limit():
     rate_limiter = RateLimiter({"a"})
     for _ in range(1000):
         rate_limiter.charge_frame("a", 0.0)
@@ -58,7 +58,7 @@ def test_what_was_of_use_costs_nothing():
     assert passed(rate_limiter, "a", 1000) == FRAME_BURST
 
 
-def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
+def test_all_unknown_names_share_one_bucket():
     rate_limiter = RateLimiter({"a"})
     assert sum(passed(rate_limiter, f"stranger-{i}", 1) for i in range(1000)) == FRAME_BURST
     assert passed(rate_limiter, "stranger-0", 1) == 0 and passed(rate_limiter, "a", 1) == 1
@@ -67,7 +67,7 @@ def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
 @pytest.mark.parametrize(
     ("size", "fits"), [(1, MAX_TOPIC_FRAMES), (1 << 20, MAX_TOPIC_BYTES // ((1 << 20) + 1025))]
 )
-def test_one_topic_never_fills_the_inbox(size, fits):
+def test_one_topic_never_fills_the_receive_queue(size, fits):
     lost = []
     inbox, frame = ReceiveQueue(lost.append), bytes(size)
     for _ in range(fits + 10):
@@ -83,7 +83,7 @@ def test_one_topic_never_fills_the_inbox(size, fits):
     assert inbox.qsize() == fits, "all that was read has made room"
 
 
-def test_all_topics_together_never_hold_more_than_the_inbox_may():
+def test_all_topics_together_never_exceed_the_byte_limit_of_the_receive_queue():
     lost = []
     inbox, frame = ReceiveQueue(lost.append), bytes(1 << 20)
     for i in range(200):

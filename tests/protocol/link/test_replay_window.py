@@ -39,7 +39,7 @@ def verdict(window, boot, sequence):
 
 
 @given(st.lists(st.tuples(BOOTS, SEQUENCES), max_size=40))
-def test_a_window_says_what_a_set_would_say(arrivals):
+def test_a_replay_window_decides_like_a_set_of_all_seen_numbers(arrivals):
     window, naive = ReplayWindow(), Naive()
     for boot, sequence in arrivals:
         assert verdict(window, boot, sequence) == naive.is_new(boot, sequence), (boot, sequence)
@@ -47,7 +47,7 @@ def test_a_window_says_what_a_set_would_say(arrivals):
 
 
 @given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
-def test_what_has_not_come_is_what_lies_above_the_first_that_came(order):
+def test_missing_numbers_are_counted_from_the_first_received_number(order):
     """No receiver existed for earlier messages. The broker may deliver the will, number 0, and each message twice."""
     window = ReplayWindow()
     for sequence in (0, *order, *order, 0):
@@ -65,7 +65,7 @@ def test_what_has_not_come_is_what_lies_above_the_first_that_came(order):
     assert window.missing == 0, "a new life is counted anew"
 
 
-def test_who_remembers_an_earlier_process_misses_nothing_of_what_was_said_while_it_was_away():
+def test_numbers_that_were_sent_during_a_restart_are_not_counted_as_missing():
     window = ReplayWindow.up_to(5, 40)
     assert window.is_new(5, 47) and window.missing == 0
     assert window.is_new(5, 49) and window.missing == 1
@@ -73,8 +73,8 @@ def test_who_remembers_an_earlier_process_misses_nothing_of_what_was_said_while_
 
 
 @given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))
-def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
-    """It does not matter which had come before. A sender repeats a late message of that time if it still needs it."""
+def test_no_number_up_to_the_stored_mark_is_new_after_a_restart(mark, arrivals):
+    """It does not matter which of them had arrived. A sender repeats a message that was lost if it still needs it."""
     window, naive = ReplayWindow.up_to(1, mark), Naive()
     naive.boot, naive.seen = 1, set(range(mark + 1))
     for sequence in (*arrivals, mark, max(0, mark - 1)):
@@ -83,14 +83,14 @@ def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
 
 
 @given(st.permutations(range(1, 20)))
-def test_any_order_of_arrival_is_taken_once_and_only_once(order):
+def test_each_number_is_accepted_exactly_once_in_any_order(order):
     window = ReplayWindow()
     assert all(window.is_new(1, s) for s in order)
     assert not any(window.is_new(1, s) for s in order)
 
 
 @pytest.mark.parametrize("leap", [2**20, 2**40, 2**64 - 1])
-def test_a_forged_leap_costs_no_memory_in_either_direction(leap, little_memory):
+def test_a_jump_to_a_huge_number_needs_little_memory(leap, little_memory):
     window = ReplayWindow()
     assert window.is_new(1, leap)
     assert not window.is_new(1, 1)

@@ -1,4 +1,4 @@
-"""All runs of a coordinator share one budget of blocks in flight, in the order of the offers."""
+"""Tests that all runs of a coordinator share one budget of blocks in flight, in the order of the offers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_two_runs_together_have_no_more_blocks_in_flight_than_the_budget(tmp_pat
     assert max(most) == BUDGET
 
 
-def test_the_update_of_another_run_waits_for_the_budget_and_begins_when_a_run_is_closed(tmp_path):
+def test_an_update_that_waits_for_the_budget_begins_when_another_run_is_closed(tmp_path):
     ends, blue = two_runs(tmp_path)
     for device in "defabc":
         ends.update(device, weights(HUGE, ord(device)))

@@ -1,4 +1,4 @@
-"""A process that does not lead yet, and the coordinator that leads: what each sends, accepts and refuses."""
+"""Tests of the messages that a standby and the leading coordinator send, accept and refuse."""
 
 from dataclasses import replace
 
@@ -66,9 +66,7 @@ def why(link, topic, frame, *more):
     return fault.value.reason
 
 
-def test_the_leader_receives_each_probe_and_each_request_to_step_down_although_they_have_no_numbers(
-    wire, leader, standby
-):
+def test_the_leader_receives_each_probe_and_step_down_request_without_a_sequence(wire, leader, standby):
     for _ in range(2):
         standby.probe()
         standby.step_down(EPOCH, "hall-2\n4711" + "x" * 90)
@@ -86,7 +84,7 @@ def test_the_leader_receives_each_probe_and_each_request_to_step_down_although_t
     assert not leader.unassigned.meter.wire
 
 
-def test_the_leader_refuses_and_counts_everything_else_on_the_topic_of_probes(wire, leader):
+def test_the_leader_refuses_and_counts_all_other_frames_on_the_probe_topic(wire, leader):
     topic, probe = TOPICS.coord_probe, said(wire, Probe())
     block = blocks.pack(Manifest(bytes(32), 1, 1, (), ()), 0, b"x")
     refused = [
@@ -108,7 +106,7 @@ def test_the_leader_refuses_and_counts_everything_else_on_the_topic_of_probes(wi
     assert why(leader, TOPICS.up("board"), probe, 0.0) is Reason.UNKNOWN_SENDER  # A probe has its own topic.
 
 
-def test_probes_pay_from_the_bucket_of_the_coordinators_own_name(wire, leader, standby):
+def test_probes_use_the_rate_limit_of_the_name_coordinator(wire, leader, standby):
     standby.probe()
     for _ in range(int(FRAME_BURST)):
         leader.arrived(*wire.sent[-1], 0.0)
@@ -135,7 +133,7 @@ def test_a_standby_sees_the_state_of_the_leader_with_its_epoch_and_run(wire, lea
     assert (seen.epoch, seen.state.online, seen.retained) == (EPOCH, False, False)
 
 
-def test_a_standby_believes_no_state_that_its_own_key_has_not_signed(wire, standby):
+def test_a_standby_rejects_a_state_that_its_own_key_has_not_signed(wire, standby):
     topic = TOPICS.coord_state
     mine = said(wire, State(True), recipient="*", epoch=EPOCH)
     assert standby.arrived(topic, mine, False).epoch == EPOCH
@@ -149,7 +147,7 @@ def test_a_standby_believes_no_state_that_its_own_key_has_not_signed(wire, stand
     assert why(standby, TOPICS.device_state("board"), mine, False) is Reason.WRONG_TOPIC
 
 
-def test_a_device_takes_no_probe(tmp_path):
+def test_a_device_rejects_probes_and_step_down_requests(tmp_path):
     ends = Ends(tmp_path)
     for message in (Probe(), StepDown(1, "hall-2")):
         header = Header(

@@ -66,7 +66,7 @@ def puller(store, manifest):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_never_more_than_the_window_is_in_flight(puller, window, newest_first):
+def test_no_more_blocks_than_the_window_are_in_flight(puller, window, newest_first):
     puller.fetch.fill(window, 0.0)
     while not puller.fetch.partial.complete:
         assert 0 < len(puller.missing()) <= window
@@ -77,7 +77,7 @@ def test_never_more_than_the_window_is_in_flight(puller, window, newest_first):
     assert not any(want.again for want in puller.wants)
 
 
-def test_bytes_that_are_here_are_counted_whichever_block_came(puller):
+def test_the_received_bytes_are_counted_for_blocks_in_any_order(puller):
     manifest, came = puller.fetch.manifest, 0
     assert manifest.size % manifest.block, "so the last block is shorter"
     for index in (0, BLOCKS - 1, *range(1, BLOCKS - 1)):
@@ -86,7 +86,7 @@ def test_bytes_that_are_here_are_counted_whichever_block_came(puller):
         assert puller.fetch.partial.bytes_here == came
 
 
-def test_one_message_asks_for_half_a_window(puller):
+def test_each_later_want_requests_half_a_window(puller):
     puller.fetch.fill(4, 0.0)
     for index in range(BLOCKS):
         puller.comes(index)
@@ -94,7 +94,7 @@ def test_one_message_asks_for_half_a_window(puller):
     assert puller.asked() == [[0, 1, 2, 3], [4, 5], [6, 7]]
 
 
-def test_what_is_here_from_an_earlier_process_is_not_asked_for(store, manifest):
+def test_blocks_from_an_earlier_process_are_not_requested_again(store, manifest):
     first = Puller(store, manifest)
     for index in (0, 1, 5):
         first.comes(index)
@@ -103,7 +103,7 @@ def test_what_is_here_from_an_earlier_process_is_not_asked_for(store, manifest):
     assert [want.ranges for want in second.wants] == [((2, 5), (6, 8))]
 
 
-def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely(puller):
+def test_missing_blocks_are_requested_again_after_longer_and_longer_waits(puller):
     puller.fetch.fill(4, 10.0)
     puller.comes(1, 10.2)
     assert puller.fetch.wake_at == 10.2 + RETRY_SECONDS
@@ -123,8 +123,8 @@ def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
-def test_on_a_slow_line_hardly_a_block_is_asked_for_twice(puller, seconds):
-    """Each block takes this long, also a repeated one, and blocks come in the order of the requests."""
+def test_at_most_two_blocks_are_requested_twice_on_a_slow_line(puller, seconds):
+    """Each block takes this long, also a repeated one, and blocks arrive in the order of the requests."""
     puller.fetch.fill(64, 0.0)
     waiting, now = list(range(BLOCKS)), 0.0
     while not puller.fetch.partial.complete:
@@ -137,7 +137,7 @@ def test_on_a_slow_line_hardly_a_block_is_asked_for_twice(puller, seconds):
     assert sum(map(len, puller.asked())) <= BLOCKS + 2
 
 
-def test_while_no_block_has_come_the_first_alone_is_asked_for_again(puller):
+def test_only_the_first_block_is_requested_again_until_a_block_has_arrived(puller):
     puller.fetch.fill(4, 0.0)
     puller.fetch.wake(1.0, 4)
     assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((0, 1),), again=True)
@@ -147,7 +147,7 @@ def test_while_no_block_has_come_the_first_alone_is_asked_for_again(puller):
     assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((1, 5),), again=True)
 
 
-def test_where_others_waited_long_for_their_first_block_it_is_asked_for_again_later(puller):
+def test_a_slow_response_to_other_transfers_delays_the_repeated_request(puller):
     for _ in range(20):
         puller.response_time.note(2.0)
     puller.fetch.fill(4, 0.0)
@@ -165,14 +165,14 @@ def test_where_others_waited_long_for_their_first_block_it_is_asked_for_again_la
     assert puller.response_time.patience == SILENT_SECONDS, "however long others took"
 
 
-def test_a_duplicate_is_no_sign_of_life(puller):
+def test_a_duplicate_block_does_not_postpone_the_next_request(puller):
     puller.fetch.fill(4, 0.0)
     assert puller.comes(0, 0.5)
     assert not puller.comes(0, 0.9)
     assert puller.fetch.wake_at == 0.5 + RETRY_SECONDS
 
 
-def test_a_silent_sender_holds_no_credit(puller):
+def test_a_silent_sender_loses_its_credit(puller):
     puller.fetch.fill(4, 0.0)
     waited = 0.0
     while puller.fetch.in_flight(waited):
@@ -184,7 +184,7 @@ def test_a_silent_sender_holds_no_credit(puller):
     assert puller.fetch.in_flight(waited) == 3
 
 
-def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(puller):
+def test_a_block_that_never_arrives_does_not_count_as_in_flight_for_ever(puller):
     puller.fetch.fill(4, 0.0)
     for second in (1.0, 2.0, 3.0):
         puller.comes(int(second), second)
@@ -196,7 +196,7 @@ def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(pul
 
 
 @given(st.data())
-def test_whatever_is_lost_the_object_comes_and_the_window_holds(tmp_path_factory, data):
+def test_an_object_arrives_within_the_window_despite_any_losses(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("x")
     manifest = ObjectStore(folder, False).put(ARRAYS, BLOCK)
     puller, now = Puller(ObjectStore(folder, False), manifest), 0.0
@@ -218,7 +218,7 @@ def test_whatever_is_lost_the_object_comes_and_the_window_holds(tmp_path_factory
 
 
 @given(st.sets(st.integers(0, 500)))
-def test_ranges_name_the_first_blocks_in_order_as_far_as_one_message_carries(wanted):
+def test_ranges_name_the_first_blocks_in_order_up_to_the_limit_of_a_message(wanted):
     found = ranges(sorted(wanted))
     assert len(found) <= MAX_RANGES
     named = indices(found, MAX_BLOCKS)
@@ -227,7 +227,7 @@ def test_ranges_name_the_first_blocks_in_order_as_far_as_one_message_carries(wan
     assert all(a[1] < b[0] for a, b in zip(found, found[1:]))
 
 
-def test_blocks_that_an_object_does_not_have_are_not_looked_for():
+def test_requests_for_blocks_beyond_the_end_of_an_object_are_ignored():
     assert indices(((6, 4096),), BLOCKS) == [6, 7]
 
 
@@ -259,14 +259,14 @@ class Server:
 TO_ALL = [(None, i, True) for i in range(BLOCKS)]
 
 
-def test_a_cohort_shares_one_copy_that_goes_out_when_the_last_has_asked():
+def test_a_cohort_gets_one_shared_copy_when_its_last_device_has_requested_it():
     server = Server("a", "b", "c")
     assert server.asks("a", 0.0) == server.asks("b", 0.1) == []
     assert server.asks("c", 0.2) == TO_ALL
     assert server.broadcast.wake_at == float("inf")
 
 
-def test_nobody_waits_longer_than_a_moment_for_a_device_that_never_asks():
+def test_a_cohort_waits_only_the_linger_time_for_a_device_that_requests_nothing():
     server = Server("a", "b")
     assert server.asks("a", 1.0, ((0, 4),)) == []
     assert server.broadcast.wake_at == 1.0 + LINGER_SECONDS
@@ -275,7 +275,7 @@ def test_nobody_waits_longer_than_a_moment_for_a_device_that_never_asks():
     assert server.asks("a", 2.0, ((4, 8),)) == TO_ALL[4:], "b is waited for no more"
 
 
-def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet():
+def test_a_block_waits_for_a_slower_device_unless_that_device_is_inactive():
     server = Server("a", "b")
     server.asks("a", 0.0, ((0, 4),))
     assert server.asks("b", 0.1, ((0, 4),)) == TO_ALL[:4]
@@ -288,7 +288,7 @@ def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet()
     assert server.asks("a", 0.1 + INACTIVE_SECONDS, ((4, 8),)) == TO_ALL[4:]
 
 
-def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
+def test_late_devices_share_one_more_copy_of_the_blocks_that_were_sent():
     server = Server("a")
     assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
     server.broadcast.expect(["late", "later"], {"late", "later"})
@@ -298,7 +298,7 @@ def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
     assert server.asks("a", 5.4, ((4, 6),)) == [], "it came by when it was published for all"
 
 
-def test_who_is_late_alone_gets_it_alone():
+def test_a_single_late_device_gets_its_own_copy():
     """The other devices have the block, and a second copy would delay their next messages on a slow line."""
     server = Server("a")
     assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
@@ -309,15 +309,15 @@ def test_who_is_late_alone_gets_it_alone():
     assert server.wakes(6.3) == [("later", i, False) for i in range(4)]
 
 
-def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
+def test_a_lost_block_is_sent_again_only_to_the_device_that_lost_it():
     server = Server("a", "b")
     server.asks("a", 0.0)
     assert server.asks("b", 0.0) == TO_ALL
     assert server.asks("b", 1.0, ((2, 4),), again=True) == [("b", 2, False), ("b", 3, False)]
 
 
-def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
-    """A device that was killed and started again does not know what it has asked for."""
+def test_a_restarted_device_that_requests_blocks_again_gets_its_own_copy():
+    """A device that was killed and started again does not know which blocks it has requested."""
     server = Server("a", "b")
     assert server.asks("a", 0.0, ((0, 4),)) == []
     assert server.asks("a", 0.1, ((0, 4),)) == [], "it goes out soon"
@@ -327,7 +327,7 @@ def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
     assert asked + 4 == REPEAT_BURST
 
 
-def test_a_block_waits_while_one_after_the_other_asks_but_not_for_long():
+def test_a_block_waits_for_further_requests_only_up_to_the_longest_linger_time():
     names = [f"device-{i}" for i in range(10)]
     server = Server(*names)
     for device, at in zip(names[:4], (0.0, 0.2, 0.4, 0.6), strict=True):
@@ -351,7 +351,7 @@ def many_asked(number):
     return server, names
 
 
-def test_who_asks_again_while_the_broker_passes_a_block_on_to_many_waits_for_that_copy():
+def test_a_repeated_request_gets_no_copy_while_the_broker_still_sends_the_block():
     server, names = many_asked(8)
     seconds = 8 * (BLOCKS << 20) / PASSED_ON_PER_SECOND
     assert server.asks(names[0], 0.9 * seconds, ((0, 1),), again=True) == []
@@ -361,20 +361,20 @@ def test_who_asks_again_while_the_broker_passes_a_block_on_to_many_waits_for_tha
     assert server.asks(names[0], LONGEST_PASSING_ON_SECONDS, ((0, 1),), again=True)
 
 
-def test_who_asks_again_for_a_block_that_waits_for_the_cohort_gets_that_copy():
+def test_a_repeated_request_for_a_waiting_block_gets_the_copy_of_the_cohort():
     server = Server("a", "b")
     assert server.asks("a", 0.0) == server.asks("a", 0.1, again=True) == []
     assert server.asks("b", 0.2) == TO_ALL
 
 
-def test_of_many_that_missed_a_block_a_few_get_it_alone_and_the_others_share_a_copy():
+def test_a_few_of_many_devices_get_their_own_copy_and_the_others_share_one():
     server, names = many_asked(300)
     alone = [sent for device in names for sent in server.asks(device, 20.0, ((0, 1),), again=True)]
     assert alone == [(device, 0, False) for device in names[: int(ALONE_BURST)]]
     assert server.wakes(20.0 + LINGER_SECONDS) == [(None, 0, False)]
 
 
-def test_who_was_sent_a_block_unasked_gets_it_again_alone_as_it_listens_to_no_broadcast():
+def test_a_device_that_got_a_block_without_a_want_gets_its_own_copy_on_request():
     whole = Manifest(b"o" * 32, 1 << 20, 1 << 20, (b"h" * 16,), ())
     names = [f"device-{i}" for i in range(300)]
     server = Server()
@@ -387,14 +387,14 @@ def test_who_was_sent_a_block_unasked_gets_it_again_alone_as_it_listens_to_no_br
     assert server.asks(names[-1], 21.0, ((0, 1),), again=True) == [(names[-1], 0, False)]
 
 
-def test_nobody_is_served_that_was_not_invited():
+def test_a_device_outside_the_cohort_gets_no_block():
     server = Server("a")
     with pytest.raises(Rejected) as fault:
         server.asks("stranger", 0.0)
     assert fault.value.reason is Reason.NOT_INVITED and server.asks("a", 0.1) == TO_ALL
 
 
-def test_asking_again_and_again_is_worth_a_window_a_second_and_no_more():
+def test_repeated_requests_are_limited_by_burst_and_rate():
     server = Server("a")
     server.asks("a", 0.0)
     at_once = sum(len(server.asks("a", 1.0, again=True)) for _ in range(1000))
@@ -403,7 +403,7 @@ def test_asking_again_and_again_is_worth_a_window_a_second_and_no_more():
     assert later == pytest.approx(10 * REPEAT_RATE, abs=1)
 
 
-def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():
+def test_the_number_of_blocks_that_wait_for_a_cohort_is_limited():
     many = Manifest(b"o" * 32, 4096, 1, (b"h" * 16,) * 4096, (("weights", 4096),))
     server = Server("a", "b")
     server.broadcast = Broadcast(many, lambda *what: server.sent.append(what))
@@ -414,7 +414,7 @@ def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():
     assert server.asks("a", 1.0, ((4000, 4001),)), "what was passed over can be asked for again"
 
 
-def test_what_a_device_asks_for_costs_no_more_where_many_are_waited_for():
+def test_the_cost_of_a_request_does_not_grow_with_the_size_of_the_cohort():
     def steps_of_one(number):
         names = [f"device-{i:03}" for i in range(number)]
         server = Server(*names)
@@ -427,12 +427,12 @@ def test_what_a_device_asks_for_costs_no_more_where_many_are_waited_for():
     assert steps_of_one(500) < 1.2 * steps_of_one(50)
 
 
-def test_a_device_that_holds_the_object_is_not_waited_for():
+def test_a_broadcast_does_not_wait_for_a_device_that_holds_the_object():
     server = Server("a", "b", holders=["b"])
     assert server.asks("a", 0.0) == TO_ALL
 
 
-def test_a_device_that_joins_the_cohort_is_waited_for_too():
+def test_a_broadcast_waits_for_a_device_that_joins_the_cohort():
     server = Server("a")
     server.broadcast.expect(["a", "b"], set())
     assert server.asks("a", 0.0) == []

@@ -1,4 +1,4 @@
-"""Tests of crashes, silent parties and malice during transfers: others continue, and all that is due arrives."""
+"""Tests of crashes, silent parties and attacks during transfers: all other transfers continue and complete."""
 
 import errno
 import os
@@ -22,8 +22,8 @@ HUGE = 4_000_000  # 16 MB in 245 blocks, which is more than three windows.
 SLOW = NetworkConditions(delay=0.1)
 
 
-def all_blocks_but_no_name(store, source, manifest):
-    """Leave in a store what a process leaves that dies between writing the last block and the rename."""
+def leave_all_blocks_without_the_rename(store, source, manifest):
+    """Leave a store as after a process that died between writing the last block and the rename."""
     partial = store.begin(manifest)
     for i in range(len(manifest.hashes)):
         start = i * manifest.block
@@ -34,28 +34,28 @@ def rounds_heard(ends, name):
     return [r.message.round for r in ends.heard[name]]
 
 
-def test_an_answer_that_was_all_here_when_the_coordinator_died_is_taken_without_a_block(tmp_path):
+def test_a_restarted_coordinator_accepts_a_complete_update_without_another_block(tmp_path):
     ends = Ends(tmp_path, "a")
     source = ends.links["a"].store
     spool = ObjectStore(ends.folder / "spool-a", durable=False)
-    all_blocks_but_no_name(spool, source, source.put(weights(LARGE)))
+    leave_all_blocks_without_the_rename(spool, source, source.put(weights(LARGE)))
     ends.update("a", weights(LARGE))
     ends.run()
     assert rounds_heard(ends, "coordinator") == [1]
     assert ("block", "accepted") not in ends.results("coordinator", "up")
 
 
-def test_a_broadcast_that_was_all_here_when_the_device_died_is_taken_without_a_block(tmp_path):
+def test_a_restarted_device_accepts_a_complete_broadcast_without_another_block(tmp_path):
     ends = Ends(tmp_path, "a")
     source = ObjectStore(ends.folder / "broadcasts", durable=False)
-    all_blocks_but_no_name(ends.links["a"].store, source, source.put(weights(LARGE)))
+    leave_all_blocks_without_the_rename(ends.links["a"].store, source, source.put(weights(LARGE)))
     ends.broadcast(weights(LARGE), "a")
     ends.run()
     assert rounds_heard(ends, "a") == [1]
     assert ("block", "accepted") not in ends.results("a", "down")
 
 
-def test_what_was_forgotten_can_be_fetched_again(tmp_path):
+def test_a_deleted_object_can_be_fetched_again(tmp_path):
     ends = Ends(tmp_path, "a")
     for turn in (1, 2):
         ends.broadcast(weights(LARGE), "a", round=turn)
@@ -70,7 +70,7 @@ def in_flight(ends):
     return sum(len(fetch.asked) for fetch, _ in ends.coordinator.answers.fetches.values())
 
 
-def test_all_devices_together_never_have_more_in_flight_than_the_budget(tmp_path):
+def test_all_devices_together_never_have_more_blocks_in_flight_than_the_budget(tmp_path):
     ends, most = Ends(tmp_path, "abcdef", SLOW), []
     for device in "abcdef":
         ends.update(device, weights(HUGE, ord(device)))
@@ -79,7 +79,7 @@ def test_all_devices_together_never_have_more_in_flight_than_the_budget(tmp_path
     assert max(most) == BUDGET
 
 
-def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
+def test_a_device_without_credit_continues_when_the_other_devices_have_left(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcde":
         ends.update(device, weights(HUGE, ord(device)))
@@ -93,7 +93,7 @@ def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
     assert [r.sender for r in ends.heard["coordinator"]] == ["e"]
 
 
-def test_whoever_begins_asks_for_all_of_a_small_answer_at_once(tmp_path):
+def test_a_small_update_is_requested_in_one_want(tmp_path):
     devices = [chr(ord("A") + i) for i in range(20)]
     ends, requests = Ends(tmp_path, devices, SLOW), []
     send = ends.coordinator.send
@@ -109,7 +109,7 @@ def test_whoever_begins_asks_for_all_of_a_small_answer_at_once(tmp_path):
     assert sorted(device for device, message in requests if isinstance(message, BlockRequest)) == devices
 
 
-def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
+def test_silent_devices_do_not_keep_the_credit_of_other_devices(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcd":
         ends.update(device, weights(HUGE, ord(device)))
@@ -122,7 +122,7 @@ def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
-def test_a_coordinator_whose_disk_was_full_takes_the_answer_when_there_is_room(tmp_path, monkeypatch, call):
+def test_a_coordinator_accepts_an_update_once_its_full_disk_has_space_again(tmp_path, monkeypatch, call):
     ends, real, full = Ends(tmp_path, "a"), getattr(os, call), [True]
 
     def full_disk(*arguments):
@@ -140,7 +140,7 @@ def test_a_coordinator_whose_disk_was_full_takes_the_answer_when_there_is_room(t
     assert rounds_heard(ends, "coordinator") == [1] and not ends.gate.faults
 
 
-def test_an_answer_that_found_no_room_for_its_name_is_not_refused(tmp_path, monkeypatch):
+def test_an_update_whose_rename_fails_on_a_full_disk_is_accepted_later(tmp_path, monkeypatch):
     ends, real, full = Ends(tmp_path, "a"), Disk.rename, [True]
 
     def full_disk(disk, source, target):
@@ -160,7 +160,7 @@ def test_an_answer_that_found_no_room_for_its_name_is_not_refused(tmp_path, monk
     assert rounds_heard(ends, "coordinator") == [1]
 
 
-def test_an_answer_said_twice_is_payload_once(tmp_path):
+def test_an_update_that_is_sent_twice_counts_once_as_payload(tmp_path):
     ends = Ends(tmp_path, "a")
     for turn in (1, 1, 2):
         ends.update("a", weights(10), round=turn)
@@ -182,16 +182,16 @@ def body(table):
 
 
 MALICE = {
-    "blocks of nothing": [b"x" * 32, 2, 0, b"h" * 32, [["weights", 2]]],
-    "hashes that are words": [b"x" * 32, 9, 9, "h" * 16, [["weights", 9]]],
-    "nested without end": body(b"\x91" * 1000 + b"\x90"),
-    "an empty shape that no library can make": body(msgpack.packb([["w", "float32", [0, 1 << 39, 1 << 39]]])),
+    "blocks of zero bytes": [b"x" * 32, 2, 0, b"h" * 32, [["weights", 2]]],
+    "hashes as text": [b"x" * 32, 9, 9, "h" * 16, [["weights", 9]]],
+    "a deeply nested table": body(b"\x91" * 1000 + b"\x90"),
+    "an empty array with a huge shape": body(msgpack.packb([["w", "float32", [0, 1 << 39, 1 << 39]]])),
 }
 
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("arrays", MALICE.values(), ids=MALICE)
-def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_taken(tmp_path, arrays, asked):
+def test_a_malicious_update_is_rejected_and_the_next_update_is_accepted(tmp_path, arrays, asked):
     ends = Ends(tmp_path)
     ends.gate.asked = asked
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_tak
     assert [r.sender for r in ends.heard["coordinator"]] == ["b"]
 
 
-def test_a_want_for_what_is_not_offered_or_not_there_any_more_is_passed_over(tmp_path):
+def test_a_want_for_an_unknown_or_deleted_object_is_ignored(tmp_path):
     ends = Ends(tmp_path, "a")
     name = ends.update("a", weights(LARGE))
     ends.links["a"].store.keep(set())
@@ -218,7 +218,7 @@ def test_a_want_for_what_is_not_offered_or_not_there_any_more_is_passed_over(tmp
     assert not ends.rejected["a"] and not ends.rejected["coordinator"]
 
 
-def test_a_broadcast_over_the_limit_is_refused_before_anything_is_fetched(tmp_path):
+def test_a_broadcast_over_the_size_limit_is_refused_before_a_block_is_fetched(tmp_path):
     ends = Ends(tmp_path, "a")
     size, block = (1 << 30) + 1, 1 << 20
     manifest = Manifest(b"x" * 32, size, block, (b"h" * 16,) * 1025, (("weights", size),))

@@ -20,7 +20,7 @@ OBJECTS = bytes(32), bytes(range(32))
 
 @pytest.fixture
 def ends(tmp_path):
-    """Return two ends whose broker takes only the smallest packets; `blocks` records each block and its topic."""
+    """Return two ends whose broker accepts only the smallest packets; `blocks` records each block and its topic."""
     made = Ends(tmp_path, "ab")
     for link in made.parts.values():
         link.adapt(LEAST)
@@ -70,7 +70,7 @@ def test_a_device_serves_all_objects_of_a_want(ends):
     assert {topic.rpartition("/")[2] for topic, _, _ in ends.blocks} == {"a"}
 
 
-def test_what_a_device_may_have_again_of_an_object_is_bounded_however_its_wants_are_put_together(ends):
+def test_repeated_blocks_are_limited_for_each_object_of_a_want_for_several(ends):
     boxed = both(ends)
     ends.links["a"].send(BlockRequest(boxed.object, ((0, 63),)))
     ends.run(1.0)
@@ -85,7 +85,7 @@ def test_what_a_device_may_have_again_of_an_object_is_bounded_however_its_wants_
 
 
 @pytest.mark.parametrize("first", [1, 32, 63])
-def test_a_message_asks_for_no_more_blocks_of_several_objects_than_of_one(first):
+def test_a_want_for_several_objects_has_the_same_block_limit_as_for_one(first):
     one, other = OBJECTS
     most = BlockRequest(one, ((0, first),), more=((other, ((0, MAX_ASKED - first),)),))
     assert codec.decode("want", codec.encode(most), "a", TaskId())[0] == most
@@ -93,28 +93,28 @@ def test_a_message_asks_for_no_more_blocks_of_several_objects_than_of_one(first)
     assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", TaskId())) is Reason.MALFORMED
 
 
-def test_objects_that_are_not_offered_are_passed_over_and_the_rest_is_served(ends):
+def test_unknown_objects_of_a_want_are_ignored_and_the_others_are_served(ends):
     boxed = both(ends)
     ends.links["a"].send(BlockRequest(OBJECTS[0], ((0, 1),), more=((boxed.manifest.object, ((0, 1),)),)))
     ends.run(5, lambda: 0 in served(ends, boxed.manifest))
     assert 0 in served(ends, boxed.manifest) and not ends.rejected["coordinator"]
 
 
-def test_who_was_not_asked_is_served_none_of_them(ends):
+def test_a_device_outside_the_cohort_gets_no_object_of_a_want(ends):
     boxed = both(ends)
     ends.links["b"].send(BlockRequest(boxed.manifest.object, ((0, 1),), True, ((boxed.object, ((0, 1),)),)))
     ends.run(3)
     assert ends.blocks == []
 
 
-def test_an_object_whose_ranges_do_not_ascend_is_refused_among_others():
+def test_a_want_is_refused_if_the_ranges_of_one_object_do_not_ascend():
     wrong = BlockRequest(OBJECTS[0], ((0, 1),), more=((OBJECTS[1], ((3, 2),)),))
     with pytest.raises(Rejected):
         codec.decode("want", codec.encode(wrong), "a", TaskId())
 
 
 @pytest.mark.parametrize("ranges", [(), ((0, 1),)])
-def test_a_message_names_no_more_further_objects_than_it_may_ask_for_blocks(ranges):
+def test_the_number_of_further_objects_in_a_want_is_limited(ranges):
     one, other = OBJECTS
     most = BlockRequest(one, (), more=((other, ranges),) * MAX_ASKED)
     assert codec.decode("want", codec.encode(most), "a", TaskId())[0] == most

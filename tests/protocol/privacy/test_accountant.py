@@ -1,4 +1,4 @@
-"""The accountant against other computations of the same epsilon."""
+"""Tests of the accountant against other computations of the same epsilon."""
 
 import math
 from itertools import product
@@ -69,7 +69,7 @@ def test_releases_with_different_noise_add_their_squares():
     assert epsilon_of(mixed, 1e-5) == epsilon_of(mixed[::-1], 1e-5) > epsilon_of(mixed[:2], 1e-5)
 
 
-def test_no_release_costs_nothing_and_a_release_without_noise_costs_everything():
+def test_epsilon_is_zero_without_a_release_and_infinite_without_noise():
     assert epsilon_of([], 1e-5) == 0
     assert epsilon_of(releases(1e-4, 1), 1e-5) == math.inf
     assert epsilon_of(releases(1, 1), 0.0) == math.inf
@@ -87,13 +87,13 @@ def exact_delta(sigma, shift, epsilon, reach=60):
 
 
 @pytest.mark.parametrize(("sigma", "shift"), list(product((2.0, 7.0, 33.3, 500.0), (1, 2, 5, 40))))
-def test_the_claim_covers_a_discrete_gaussian_number_exactly(sigma, shift):
+def test_the_epsilon_holds_for_the_exact_delta_of_a_discrete_gaussian(sigma, shift):
     epsilon = epsilon_of([Noise(sigma, shift, 1)], 1e-5)
     assert epsilon == math.inf or exact_delta(sigma, shift, epsilon) <= 1e-5
 
 
 @pytest.mark.parametrize(("one", "parties"), list(product((0.5, 0.6, 0.8, 1.0), (2, 3, 5))))
-def test_a_sum_of_discrete_gaussians_is_as_near_to_one_as_the_bound_says(one, parties):
+def test_a_sum_of_discrete_gaussians_differs_from_one_gaussian_by_at_most_the_bound(one, parties):
     reach = 40
     y = np.arange(-reach, reach + 1)
     law = np.exp(-(y**2) / (2 * one**2))
@@ -109,7 +109,7 @@ def test_a_sum_of_discrete_gaussians_is_as_near_to_one_as_the_bound_says(one, pa
     assert ratio <= log_ratio_of_a_sum(one * math.sqrt(parties), parties) + 1e-9
 
 
-def test_one_party_is_no_sum_and_too_little_noise_of_one_party_is_refused():
+def test_the_bound_is_zero_for_one_party_and_too_little_noise_is_refused():
     assert log_ratio_of_a_sum(3.0, 1) == 0
     with pytest.raises(ValueError, match="at least 0.5"):
         log_ratio_of_a_sum(1.0, 9)
@@ -119,26 +119,26 @@ def test_one_party_is_no_sum_and_too_little_noise_of_one_party_is_refused():
     ("epsilon", "count", "sigma"),
     [(1, 1, 3.73), (4, 1, 1.08), (8, 1, 0.60), (1, 10, 11.8), (4, 10, 3.42), (8, 10, 1.90), (1, 100, 37.3)],
 )
-def test_the_noise_for_a_budget_is_that_of_the_tables_of_the_literature(epsilon, count, sigma):
+def test_the_noise_for_a_budget_agrees_with_tables_of_the_literature(epsilon, count, sigma):
     assert noise_multiplier(epsilon, 1e-5, count) == pytest.approx(sigma, rel=5e-3)
 
 
 @pytest.mark.parametrize(
     ("epsilon", "count", "numbers", "parties"), [(8, 1, 10, 1), (4, 10, 5130, 4), (1, 100, 53_002, 1)]
 )
-def test_all_releases_of_a_budget_together_are_within_it_and_use_it_up(epsilon, count, numbers, parties):
+def test_all_releases_of_a_budget_together_use_up_the_budget_and_no_more(epsilon, count, numbers, parties):
     multiplier = PrivacyBudget(epsilon, 1e-5, count).multiplier(numbers, parties)
     noise = Mechanism("device", 1.0, numbers, multiplier, parties).noise
     assert epsilon - 1e-6 <= epsilon_of([noise] * count, 1e-5) <= epsilon
     assert epsilon_of([noise] * (count + 1), 1e-5) > epsilon
 
 
-def test_a_budget_that_no_noise_can_keep_is_refused_with_its_values():
+def test_a_budget_that_no_noise_can_meet_is_refused_with_its_values():
     with pytest.raises(ValueError, match=r"epsilon is 1e-06 and delta 1e-05"):
         PrivacyBudget(1e-6, 1e-5, 1000).multiplier(100_000)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 10.0, 60.0])
-def test_delta_falls_with_epsilon_and_stays_a_probability(mu):
+def test_delta_falls_as_epsilon_grows_and_stays_between_0_and_1(mu):
     found = [delta_of(mu, epsilon) for epsilon in np.linspace(0, 3000, 400)]
     assert all(0 <= after <= before <= 1 for before, after in zip(found, found[1:], strict=False))

@@ -1,4 +1,4 @@
-"""The limits of a vector before its noise, and the claim against an attack on the real mechanism."""
+"""Tests of the limits of a vector before its noise, and of the claimed epsilon under an attack on the mechanism."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def mechanism(unit="device", clip=2.0, numbers=50, epsilon=4.0, count=1, parties
 
 @pytest.mark.parametrize("numbers", [1, 2, 50, 3000])
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e30, 1e300])
-def test_a_device_never_moves_the_grid_vector_by_more_than_the_clip(numbers, size):
+def test_the_grid_vector_of_a_device_is_never_longer_than_the_clip(numbers, size):
     one, generator = mechanism(numbers=numbers), np.random.default_rng(numbers)
     for _ in range(20):
         vector = generator.standard_normal(numbers) * size
@@ -31,13 +31,13 @@ def test_a_device_never_moves_the_grid_vector_by_more_than_the_clip(numbers, siz
         assert int(whole @ whole) * one.step**2 <= one.clip**2
 
 
-def test_the_limit_is_half_the_root_of_the_length_below_the_clip():
+def test_the_limit_is_below_the_clip_by_the_largest_rounding_error():
     one = mechanism(numbers=400)
     assert one.limit == pytest.approx(one.clip - 10 * one.step)
     assert mechanism("sample", numbers=400).limit == pytest.approx(one.clip - 20 * one.step)
 
 
-def test_two_sums_with_and_without_a_sample_differ_by_at_most_the_clip():
+def test_a_sum_with_and_a_sum_without_a_sample_differ_by_at_most_the_clip():
     one, generator = mechanism("sample", numbers=64), np.random.default_rng(3)
     rows = generator.standard_normal((200, 64))
     rows *= one.limit / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def test_two_sums_with_and_without_a_sample_differ_by_at_most_the_clip():
         assert np.linalg.norm((whole - without) * one.step) <= one.clip
 
 
-def test_a_sum_over_samples_comes_back_with_its_length_and_each_sample_is_within_the_limit():
+def test_a_sum_over_samples_keeps_its_length_and_each_sample_is_within_the_limit():
     one = mechanism("sample", numbers=4)
     sums = np.array([3.0, -40.0, 0.0, 7.5])
     assert one.values(one.whole(sums)) == pytest.approx(sums, abs=one.step)
@@ -55,7 +55,7 @@ def test_a_sum_over_samples_comes_back_with_its_length_and_each_sample_is_within
     assert one.whole(sample)[0] * one.step == pytest.approx(one.limit, abs=one.step)
 
 
-def test_limiting_keeps_the_direction_and_leaves_short_vectors_alone():
+def test_limiting_keeps_the_direction_and_leaves_short_vectors_unchanged():
     vector = np.array([3.0, -4.0])
     assert limited(vector, 5.0).tolist() == [3.0, -4.0]
     assert limited(vector, 1.0) == pytest.approx([0.6, -0.8])
@@ -74,7 +74,7 @@ def test_a_vector_of_another_length_is_refused():
         mechanism().release(np.zeros(3))
 
 
-def test_a_grid_that_rounding_would_spoil_is_refused():
+def test_a_grid_whose_rounding_takes_too_much_of_the_clip_is_refused():
     with pytest.raises(ValueError, match="of the clip; allow a larger epsilon or fewer rounds"):
         mechanism("sample", numbers=3_000_000, epsilon=0.1, count=10)
 
@@ -86,7 +86,7 @@ def test_the_noise_of_a_release_has_the_deviation_of_the_budget():
     assert one.deviation == pytest.approx(3.0 * one.multiplier)
 
 
-def test_devices_that_share_the_noise_add_it_up():
+def test_the_noise_parts_of_all_devices_add_up_to_the_stated_deviation():
     one = mechanism(numbers=20_000, parties=4)
     total = sum(one.release(np.zeros(20_000)) for _ in range(4))
     assert one.values(total).std() == pytest.approx(one.deviation, rel=0.03)
@@ -131,12 +131,12 @@ def half_the_noise(sigma):
 TRIALS = 400_000
 
 
-def test_the_claim_is_not_below_what_an_attack_on_the_mechanism_finds():
+def test_an_attack_on_the_mechanism_finds_no_epsilon_above_the_claim():
     one = attacked(1.0, TRIALS)
     assert 0.2 < empirical_epsilon(one) <= 1.0
 
 
-def test_half_the_noise_is_found_by_the_same_attack(monkeypatch):
+def test_the_same_attack_detects_half_the_noise(monkeypatch):
     one = attacked(1.0, TRIALS)
     monkeypatch.setattr(module, "discrete_gaussian", half_the_noise)
     assert empirical_epsilon(one) > 1.0
@@ -144,5 +144,5 @@ def test_half_the_noise_is_found_by_the_same_attack(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
-def test_a_long_attack_stays_below_the_claim(epsilon):
+def test_a_long_attack_finds_no_epsilon_above_the_claim(epsilon):
     assert 0 < empirical_epsilon(attacked(epsilon, 10 * TRIALS)) <= epsilon

@@ -1,4 +1,4 @@
-"""The discrete Gaussian sampler against its law."""
+"""Tests of the discrete Gaussian sampler against its law, the exact probability of each number."""
 
 import math
 import random
@@ -28,7 +28,7 @@ def borders(table):
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.7, 100.25])
-def test_the_table_is_the_law_to_less_than_its_stated_distance(sigma):
+def test_the_table_differs_from_the_exact_law_by_at_most_its_stated_distance(sigma):
     table, exact = discrete_gaussian(sigma), law(sigma)
     differences = np.diff([0, *borders(table)])
     drawn = [Fraction(int(one), 2**127) for one in differences]
@@ -54,7 +54,7 @@ def test_drawn_numbers_pass_a_chi_square_test_of_the_law(sigma):
     seen = [int((drawn == y).sum()) for y in range(-reach, reach + 1)]
     expected = np.array([*inside, 1 - sum(inside)]) * len(drawn)
     found = [*seen, len(drawn) - sum(seen)]
-    # A right sampler fails once in 100,000 runs.
+    # A correct sampler fails once in 100,000 runs.
     assert stats.chisquare(found, expected).pvalue > 1e-5
 
 
@@ -65,7 +65,7 @@ def test_numbers_of_a_wide_law_follow_the_gaussian():
     assert stats.kstest(drawn / 32768.0, "norm").pvalue > 1e-5
 
 
-def test_mean_and_variance_and_sign_are_those_of_the_law():
+def test_drawn_numbers_have_the_mean_variance_and_signs_of_the_law():
     sigma, count = 50.0, 400_000
     drawn = discrete_gaussian(sigma).draw(count).astype(float)
     assert abs(drawn.mean()) < 5 * sigma / math.sqrt(count)
@@ -80,7 +80,7 @@ def planted(*values):
     return lambda count: np.array([left.pop(0) for _ in range(count)], np.uint64)
 
 
-def test_each_word_gives_the_number_between_whose_borders_it_lies():
+def test_each_random_word_gives_the_number_between_its_two_borders():
     table = discrete_gaussian(1.0)
     for size in range(4):
         inside = int(table.high[size]) - 1
@@ -96,7 +96,7 @@ def test_a_word_that_equals_a_border_is_decided_by_64_more_bits():
     assert table.draw(2, planted(border << 1 | 1, 0, rest)).tolist() == [-2, 0]
 
 
-def test_the_bits_are_the_key_stream_of_aes_256_with_a_key_of_the_operating_system(monkeypatch):
+def test_the_random_bits_come_from_aes_256_with_a_key_of_the_operating_system(monkeypatch):
     lengths = []
 
     def token_bytes(length):
@@ -110,7 +110,7 @@ def test_the_bits_are_the_key_stream_of_aes_256_with_a_key_of_the_operating_syst
     assert lengths == [32]
 
 
-def test_no_seed_of_a_program_repeats_the_noise():
+def test_seeds_of_random_numpy_and_torch_do_not_repeat_the_noise():
     drawn = []
     for _ in range(2):
         random.seed(1)

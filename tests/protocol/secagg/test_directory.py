@@ -1,4 +1,4 @@
-"""The devices of an attempt must have valid records, whatever the coordinator says."""
+"""Tests that each device of an attempt must have a valid record of the root."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_the_directory_has_the_keys_that_the_root_has_signed_in_the_order_of_nam
         ({"name": "coordinator", "role": "coordinator"}, NOW, "is a coordinator, not a device"),
     ],
 )
-def test_one_record_that_is_not_valid_refuses_them_all(changes, now, words):
+def test_all_records_are_refused_if_one_record_is_not_valid(changes, now, words):
     with pytest.raises(SecaggError, match=words) as error:
         admitted(issued(record(1), record(2, **changes), record(3)), TRUST, now)
     assert error.value.why is SecaggFault.NOT_ENROLLED
@@ -58,7 +58,7 @@ def test_a_revoked_record_and_a_record_of_another_root_are_refused():
         admitted(issued(record(1), root=Ed25519PrivateKey.generate()), TRUST, NOW)
 
 
-def test_one_device_cannot_count_twice():
+def test_two_records_with_the_same_key_or_name_are_refused():
     with pytest.raises(SecaggError, match="two names have the same key") as error:
         admitted(issued(record(1), record(2, sign=record(1).sign)), TRUST, NOW)
     assert error.value.why is SecaggFault.BAD_KEYS
@@ -72,12 +72,12 @@ def test_a_name_without_a_record_is_refused():
 
 
 @pytest.mark.parametrize("keys", [{"coordinator": bytes(32)}, {"a b": bytes(32)}, {"a": bytes(31)}])
-def test_names_and_keys_that_cannot_be_are_refused(keys):
+def test_invalid_names_and_keys_are_refused(keys):
     with pytest.raises(SecaggError, match="cannot be called|is no name|31 bytes"):
         Directory(keys)
 
 
-def test_records_are_packed_and_come_back():
+def test_packed_records_are_unpacked_unchanged():
     data = issued(record(1), record(2))
     assert unpack_records(pack_records(data)) == data
     assert unpack_records(b"") == []

@@ -38,7 +38,7 @@ def test_a_number_outside_of_the_limit_is_refused_and_never_clipped(number):
     assert error.value.why is SecaggFault.OUT_OF_RANGE
 
 
-def test_halves_are_rounded_to_even_on_both_sides():
+def test_positive_and_negative_halves_are_rounded_to_even():
     assert Field(3, 30.0, 0, 8).rounded(np.array([0.5, 1.5, 2.5, -0.5, -1.5])).tolist() == [0, 2, 2, 0, -2]
 
 
@@ -54,6 +54,6 @@ def test_halves_are_rounded_to_even_on_both_sides():
         ({"limit": float("inf")}, "limit is inf"),
     ],
 )
-def test_a_field_that_cannot_be_is_refused_with_the_value_and_the_limit(change, words):
+def test_an_invalid_field_is_refused_with_the_value_and_the_limit(change, words):
     with pytest.raises(ValueError, match=words):
         Field(**{"devices": 3, "limit": 1.0, "fraction": 4, "bits": 24, **change})

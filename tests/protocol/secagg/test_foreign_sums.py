@@ -1,4 +1,4 @@
-"""The bytes of a device that was written from docs/protocol.md alone, and the lies that it refuses."""
+"""Tests of a foreign client, which was written only from docs/protocol.md: its bytes, and data that it refuses."""
 
 import ast
 import json
@@ -54,7 +54,7 @@ def sum_of(vectors=VECTORS_OF_SURVIVORS, marks=MARKS, seeds=SEEDS, lost=LOST):
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_it_makes_and_opens_the_bytes_of_the_golden_vectors(place):
+def test_a_foreign_client_makes_and_opens_the_bytes_of_the_golden_vectors(place):
     one, own = party(place), bytes.fromhex(VECTORS["own_pairs"][place])
     assert one.roster.hash.hex() == VECTORS["roster_hash"] and one.roster.needed == VECTORS["threshold"]
     assert one.seal(pairs("pair", one.name)) == b"".join(pairs("sealed", one.name).values())
@@ -77,11 +77,11 @@ def check_steps(one, given, opened):
     assert sums.released(opened, first, alive).hex() == shares[one.name]
 
 
-def test_it_computes_the_sum_of_the_golden_vectors_from_the_evidence():
+def test_a_foreign_client_computes_the_golden_sum_from_the_evidence():
     assert sum_of().tolist() == VECTORS["sum"]
 
 
-def test_it_imports_nothing_of_ours():
+def test_a_foreign_client_imports_no_module_of_protofleet():
     named = set()
     for name in ("smallest_sums.py", "smallest_sums_device.py"):
         for node in ast.walk(ast.parse(Path(sums.__file__).with_name(name).read_text())):
@@ -91,7 +91,7 @@ def test_it_imports_nothing_of_ours():
     assert others == {"cryptography", "msgpack", "numpy"}
 
 
-def test_shares_that_it_makes_give_the_secrets_again():
+def test_shares_of_a_foreign_client_give_its_secrets():
     one = party(0)
     made = one.split()
     points = {place + 1: made[name] for place, name in enumerate(one.roster.names) if place != 1}
@@ -126,7 +126,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("lie", "reason"), LIES, ids=[reason for _, reason in LIES])
-def test_it_refuses_a_lie(lie, reason):
+def test_a_foreign_client_refuses_false_data_of_the_coordinator(lie, reason):
     with pytest.raises(sums.Refused, match=reason):
         lie()
 
@@ -142,7 +142,7 @@ def enrolment():
     return sums.roots_in(roots), sums.revoked_in(revoked), issue_record(record, root)
 
 
-def test_it_reads_a_record_that_its_root_has_signed(enrolment):
+def test_a_foreign_client_reads_a_record_that_its_root_has_signed(enrolment):
     roots, revoked, record = enrolment
     assert revoked == [8, 9]
     (found,) = sums.read_records(framed(record), sums.Trust("lab", roots, revoked, 150))
@@ -163,14 +163,14 @@ def framed(record):
         ({"federation": "other"}, "a record is of another federation"),
     ],
 )
-def test_it_refuses_a_record_that_is_not_valid_for_this_device(enrolment, changes, reason):
+def test_a_foreign_client_refuses_a_record_that_is_not_valid(enrolment, changes, reason):
     roots, revoked, record = enrolment
     trust = sums.Trust("lab", roots, revoked, 150)._replace(**changes)
     with pytest.raises(sums.Refused, match=reason):
         sums.read_records(framed(record), trust)
 
 
-def test_it_refuses_a_record_that_was_changed_and_one_that_comes_twice(enrolment):
+def test_a_foreign_client_refuses_a_changed_record_and_a_repeated_record(enrolment):
     roots, revoked, record = enrolment
     trust = sums.Trust("lab", roots, revoked, 150)
     with pytest.raises(sums.Refused, match="a record was changed"):
@@ -179,7 +179,7 @@ def test_it_refuses_a_record_that_was_changed_and_one_that_comes_twice(enrolment
         sums.read_records(framed(record) * 2, trust)
 
 
-def test_it_refuses_survivors_that_differ_by_one_device_from_those_of_the_last_sum():
+def test_a_foreign_client_refuses_survivors_that_differ_by_one_from_the_last_sum():
     apart = TERMS[:-8] + (3).to_bytes(8, "little")
     one = party(0)
     one.roster.terms = sums.read_terms(apart)
@@ -189,7 +189,7 @@ def test_it_refuses_survivors_that_differ_by_one_device_from_those_of_the_last_s
 
 
 @pytest.mark.parametrize("examples", [7, 60])
-def test_its_vector_of_weights_has_the_numbers_of_the_product(examples):
+def test_a_foreign_client_computes_the_same_vector_of_weights_as_the_product(examples):
     dice = np.random.default_rng(1)
     sent = {"weights.b": dice.normal(size=(2, 3)), "weights.a.count": np.array([4])}
     new = {"weights.b": dice.normal(size=(2, 3)), "weights.a.count": np.array([9])}
@@ -203,7 +203,7 @@ def as_theirs(value):
     return SimpleNamespace(dtype=value.dtype.name, numbers=value.ravel().tolist())
 
 
-def test_its_rows_have_the_numbers_of_the_product():
+def test_a_foreign_client_computes_the_same_vector_of_rows_as_the_product():
     rows = np.random.default_rng(2).normal(size=(2, 4))
     payload = {"prototypes": rows, "labels": np.array([3, 1]), "counts": np.array([5, 2])}
     layout = layout_of(Averaged(rows="devices"), arrays_of_payload(payload), classes=5)

@@ -1,4 +1,4 @@
-"""The order of steps at a device that was written from docs/protocol.md alone, and the tasks that it refuses."""
+"""Tests of a foreign client, which was written only from docs/protocol.md: its steps, and tasks that it refuses."""
 
 import hashlib
 import struct
@@ -36,7 +36,7 @@ def terms(**changes):
     return Terms("lab", "spring", field=field, **{**given, **changes}).encode()
 
 
-def told(device, phase, arrays, number=2):
+def update_of(device, phase, arrays, number=2):
     """Return the arrays of the device's update; all arrays but the weights are bytes, or the number `most`."""
     sent = {name: foreign.device.Array("uint8", [len(data)], data) for name, data in arrays.items()}
     if phase == "train":
@@ -50,10 +50,10 @@ def told(device, phase, arrays, number=2):
 
 
 def begun(device, number=2, **changes):
-    return told(device, "train", {"control.values.terms": terms(round=number, **changes)}, number)
+    return update_of(device, "train", {"control.values.terms": terms(round=number, **changes)}, number)
 
 
-def test_it_sends_keys_for_the_terms_of_the_plan(device):
+def test_a_foreign_client_sends_keys_for_the_terms_of_the_plan(device):
     (found,) = begun(device).items()
     assert (found[0], len(found[1].numbers)) == ("control.values.keys", 160)
 
@@ -71,12 +71,12 @@ def test_it_sends_keys_for_the_terms_of_the_plan(device):
     ],
     ids=str,
 )
-def test_it_refuses_terms_that_are_not_those_of_the_plan_and_of_the_task(device, changes):
+def test_a_foreign_client_refuses_terms_that_differ_from_plan_or_task(device, changes):
     with pytest.raises(foreign.Refused, match="the terms of the stage values differ"):
         begun(device, **changes)
 
 
-def test_it_refuses_a_nonce_that_it_has_seen_and_a_round_before_its_last_one(device):
+def test_a_foreign_client_refuses_a_repeated_nonce_and_an_older_round(device):
     begun(device)
     with pytest.raises(foreign.Refused, match="the nonce has been seen"):
         begun(device)
@@ -91,7 +91,7 @@ def test_a_later_attempt_has_the_same_vector_and_other_keys(device):
     assert device.book["numbers"] == numbers and first != second
 
 
-def test_it_takes_part_in_no_sum_of_a_round_after_it_has_helped_to_unmask_one(device):
+def test_a_foreign_client_joins_no_other_sum_of_a_round_after_it_unmasked_one(device):
     begun(device)
     device.book["spent"].append("values")
     with pytest.raises(foreign.Refused, match="the stage values of this round is over"):
@@ -99,27 +99,27 @@ def test_it_takes_part_in_no_sum_of_a_round_after_it_has_helped_to_unmask_one(de
     assert begun(device, 3)
 
 
-def test_after_a_step_that_it_has_refused_it_answers_nothing_in_the_attempt(device):
+def test_a_foreign_client_that_refused_a_step_refuses_the_rest_of_the_attempt(device):
     begun(device)
     task = {"control.attempt": bytes(16), "control.values.first": b"\x0f"}
     other = "the task is of another attempt"
     with pytest.raises(foreign.Refused, match=other):
-        told(device, "train.masked", {**task, "control.attempt": b"\1" * 16})
+        update_of(device, "train.masked", {**task, "control.attempt": b"\1" * 16})
     with pytest.raises(LookupError, match="rosters"):
-        told(device, "train.masked", task)  # It has not answered the step `shares`.
+        update_of(device, "train.masked", task)  # It has not answered the step `shares`.
     with pytest.raises(foreign.Refused, match=other):
-        told(device, "train.shares", task)
+        update_of(device, "train.shares", task)
 
 
-def test_it_answers_no_second_task_of_a_step(device):
+def test_a_foreign_client_refuses_a_second_task_of_a_step(device):
     begun(device)
     device.book["steps"].append("shares")
     with pytest.raises(foreign.Refused, match="another task of the step shares"):
-        told(device, "train.shares", {"control.attempt": bytes(16)})
+        update_of(device, "train.shares", {"control.attempt": bytes(16)})
 
 
-def test_it_sends_no_array_in_an_evaluation_and_no_update_that_is_not_masked(device):
+def test_a_foreign_client_sends_no_array_in_an_evaluation_and_no_unmasked_update(device):
     begun(device)
-    assert told(device, "evaluate", {}) == {}
+    assert update_of(device, "evaluate", {}) == {}
     with pytest.raises(LookupError, match=r"control\.values\.terms"):
-        told(device, "train", {}, 3)
+        update_of(device, "train", {}, 3)

@@ -1,4 +1,4 @@
-"""The product gives the bytes of the vectors, which a plain reference has computed."""
+"""Tests that the product computes the bytes of the golden vectors, which a plain reference has computed."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from protofleet.protocol.secagg.terms import Terms, read_terms, threshold
 from tests.protocol.golden.secagg_vectors import vectors
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "secagg_1.json").read_text())
-SAID = GOLDEN["terms"]
+TERMS = GOLDEN["terms"]
 DEVICES = {one["name"]: one for one in GOLDEN["devices"]}
 NAMES = tuple(DEVICES)
 LIVING = NAMES[:3]
@@ -34,10 +34,10 @@ def raw(text):
 
 
 def agreed():
-    field = Field(SAID["devices"], SAID["limit"], SAID["fraction"], SAID["bits"])
+    field = Field(TERMS["devices"], TERMS["limit"], TERMS["fraction"], TERMS["bits"])
     return Terms(
-        SAID["federation"], SAID["run"], SAID["round"], raw(SAID["attempt"]), SAID["stage"], raw(SAID["base"]),
-        SAID["length"], field, SAID["least"], SAID["apart"],
+        TERMS["federation"], TERMS["run"], TERMS["round"], raw(TERMS["attempt"]), TERMS["stage"], raw(TERMS["base"]),
+        TERMS["length"], field, TERMS["least"], TERMS["apart"],
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def device(name):
     return Instance(name, identity(name), book)
 
 
-def test_the_file_is_what_the_reference_computes():
+def test_the_golden_file_is_equal_to_the_output_of_the_reference():
     assert json.loads(json.dumps(vectors())) == GOLDEN
 
 
@@ -107,12 +107,12 @@ def test_a_device_sends_the_masked_vector_and_the_signatures_of_the_vectors(name
     assert found.unmask(pack_signatures(roster(), signatures)) == released
 
 
-def test_masks_of_pairs_are_those_of_the_vectors():
+def test_masks_of_pairs_are_equal_to_the_vectors():
     for one in GOLDEN["pair_masks"]:
         private, public = (raw(DEVICES[one[side]]["masking"]) for side in ("of", "with"))
         peer = roster().entry(one["with"]).masking
         key = pair_key(private, peer, roster().hash, one["of"], one["with"])
-        assert mask(key, SAID["length"], SAID["bits"]).tolist() == one["words"]
+        assert mask(key, TERMS["length"], TERMS["bits"]).tolist() == one["words"]
         assert key == pair_key(
             public, roster().entry(one["of"]).masking, roster().hash, one["with"], one["of"]
         )
@@ -153,7 +153,7 @@ def test_the_coordinator_gets_the_sum_of_the_vectors():
     assert end.value.value.survivors == LIVING
 
 
-def test_packed_words_and_the_key_stream_are_those_of_the_vectors():
+def test_packed_words_and_the_key_stream_are_equal_to_the_vectors():
     for one in GOLDEN["packed"]:
         words = np.array(one["words"], np.uint32)
         assert pack(words, one["bits"]) == raw(one["bytes"])

@@ -1,4 +1,4 @@
-"""Masks come from keys of 32 bytes through HKDF and AES, and never from a small seed."""
+"""Tests that masks come from keys of 32 bytes through HKDF and AES, and never from a small seed."""
 
 import ast
 import inspect
@@ -32,8 +32,8 @@ def test_a_mask_is_uniform_over_all_words():
         assert ((counts - 256) ** 2 / 256).sum() < 340  # chi-square with 255 degrees; the keys are fixed
 
 
-def test_each_bit_of_a_masked_vector_of_zeros_is_a_fair_coin():
-    """Test the vector that travels, and with it the sum of all masks of a device."""
+def test_half_of_the_bits_of_a_masked_vector_of_zeros_are_ones():
+    """The test reads the vector that a device sends, so it covers the sum of all masks of the device."""
     fleet = Fleet(terms(3, length=4096, bits=24), {name: np.zeros(4096) for name in numbers(3)})
     question = fleet.run(until=SumStep.MASKED)
     data = fleet.answers(question)
@@ -42,7 +42,7 @@ def test_each_bit_of_a_masked_vector_of_zeros_is_a_fair_coin():
     assert all(abs(share - 0.5) < 6 * spread for share in ones)
 
 
-def test_each_pair_stage_round_and_attempt_has_a_key_of_its_own():
+def test_each_pair_stage_round_and_attempt_has_its_own_key():
     entries = roster_of(terms(3), [], directory()).entries
     agreed = terms(3)
     changed = [
@@ -70,7 +70,7 @@ def test_each_pair_stage_round_and_attempt_has_a_key_of_its_own():
     assert len(own) == len(hashes)
 
 
-def test_both_devices_of_a_pair_derive_one_key_and_the_directions_of_shares_have_two():
+def test_two_devices_derive_one_mask_key_and_one_share_key_for_each_direction():
     one, other = KEYS[:2]
     publics = masks.public_key(one), masks.public_key(other)
     assert pair_key(one, publics[1], b"r", "a", "b") == pair_key(other, publics[0], b"r", "b", "a")
@@ -88,7 +88,7 @@ def test_a_weak_public_key_is_refused(weak):
 
 
 @pytest.mark.parametrize("module", [masks, shares, instance])
-def test_nothing_is_drawn_from_a_generator_that_a_seed_repeats(module):
+def test_no_module_of_masks_and_shares_uses_a_generator_with_a_seed(module):
     tree = ast.parse(inspect.getsource(module))
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -14,7 +14,7 @@ def plainly_packed(words, bits):
 
 
 @pytest.mark.parametrize("bits", range(8, 33))
-def test_packed_words_are_the_bytes_of_one_number_and_come_back(bits):
+def test_packed_words_are_the_bytes_of_one_number_and_are_unpacked_unchanged(bits):
     dice = np.random.default_rng(bits)
     for length in (1, 7, 8, 9, 37):
         words = dice.integers(0, 2**bits, length, dtype=np.uint64).astype(np.uint32)

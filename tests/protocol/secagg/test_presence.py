@@ -7,7 +7,7 @@ from tests.support.secagg_fleet import NAMES, Fleet, terms
 
 
 @pytest.mark.parametrize(("devices", "bits"), [(3, 8), (127, 8), (128, 16), (512, 16)])
-def test_the_vector_has_as_few_bits_as_the_devices_allow(devices, bits):
+def test_the_presence_vector_uses_the_fewest_bits_for_the_number_of_devices(devices, bits):
     field = presence_field(devices)
     assert field.bits == bits
     total = np.zeros(1, np.uint32)
@@ -16,7 +16,7 @@ def test_the_vector_has_as_few_bits_as_the_devices_allow(devices, bits):
     assert field.signed(total).tolist() == [devices]
 
 
-def test_each_device_finds_the_number_of_holders_in_the_sum_that_it_computes_itself():
+def test_each_device_reads_the_number_of_holders_from_the_sum_that_it_computes():
     counts = {"a": [9, 1, 1, 0], "b": [1, 0, 5, 0], "c": [2, 0, 0, 0], "d": [1, 0, 7, 3]}
     field = presence_field(5)
     agreed = terms(5, stage="presence", length=4, field=field)

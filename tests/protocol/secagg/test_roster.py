@@ -25,7 +25,7 @@ def roster(devices):
     return roster_of(fleet.terms, reversed(entries), directory())
 
 
-def test_a_roster_is_in_the_order_of_names_and_comes_back_from_its_bytes():
+def test_a_roster_is_sorted_by_name_and_is_read_back_from_its_bytes():
     found = roster(4)
     data = found.encode(directory())
     assert found.names == NAMES[:4]
@@ -35,7 +35,7 @@ def test_a_roster_is_in_the_order_of_names_and_comes_back_from_its_bytes():
     found.verify()
 
 
-def test_a_name_has_its_number_in_the_directory_and_another_number_is_another_device():
+def test_a_changed_device_number_in_a_roster_row_is_refused():
     found = roster(3)
     data = bytearray(found.encode(directory()))
     data[0:2] = (0).to_bytes(2, "little")
@@ -47,7 +47,7 @@ def test_a_name_has_its_number_in_the_directory_and_another_number_is_another_de
 
 
 @pytest.mark.parametrize("numbers_of_rows", [(1, 0, 2), (0, 0, 1), (0, 1, 20), (0, 1, 65535)])
-def test_rows_out_of_order_twice_or_of_unknown_devices_are_refused(numbers_of_rows):
+def test_rows_that_are_unsorted_repeated_or_of_unknown_devices_are_refused(numbers_of_rows):
     data = b"".join(number.to_bytes(2, "little") + bytes(KEYS) for number in numbers_of_rows)
     with pytest.raises(SecaggError, match="a roster with device"):
         read_roster(terms(3), data, directory())
@@ -69,7 +69,7 @@ def test_a_weak_key_is_refused(part, weak):
     assert error.value.why is SecaggFault.BAD_KEYS
 
 
-def test_each_byte_of_the_keys_is_under_the_signature():
+def test_the_signature_covers_each_byte_of_the_keys():
     found = roster(3)
     data = found.entries[0].encode()
     for place in range(0, KEYS, 7):
@@ -85,7 +85,7 @@ def test_the_hash_of_a_roster_depends_on_each_entry_and_identity():
     assert len({found.hash, swapped.hash, fewer.hash, roster(3).hash}) == 4
 
 
-def test_bitmaps_and_signatures_come_back_and_have_one_form():
+def test_bitmaps_and_signatures_are_unpacked_unchanged():
     found = roster(9)
     for names in ((), found.names, found.names[::2], found.names[8:]):
         assert unpack_names(found, pack_names(found, names)) == names
@@ -101,7 +101,7 @@ def test_a_bitmap_of_a_wrong_length_or_of_unknown_devices_is_refused(wrong):
         unpack_names(roster(9), wrong)
 
 
-def test_signatures_of_unknown_devices_or_twice_are_refused():
+def test_repeated_signatures_and_signatures_of_unknown_devices_are_refused():
     found = roster(3)
     for places in ((3,), (1, 1), (0, 1, 2, 2)):
         rows = b"".join(place.to_bytes(2, "little") + bytes(64) for place in places)
@@ -111,7 +111,7 @@ def test_signatures_of_unknown_devices_or_twice_are_refused():
         unpack_signatures(found, bytes(65))
 
 
-def test_arrays_of_another_type_or_form_are_refused():
+def test_arrays_of_another_type_or_shape_are_refused():
     good = np.zeros(3, np.uint8)
     assert bytes_in({"a": good}, "a") == bytes(3)
     for wrong in ({}, {"a": good.astype(np.int64)}, {"a": good.reshape(1, 3)}, {"a": np.uint8(3)}):
@@ -121,7 +121,7 @@ def test_arrays_of_another_type_or_form_are_refused():
         rows_in(bytes(3), 2, 2, "shares")
 
 
-def test_the_evidence_of_a_sum_travels_as_arrays():
+def test_the_evidence_of_a_sum_is_read_back_from_its_arrays():
     fleet = Fleet(terms(6), numbers(6), {NAMES[4]: STEPS[2]})
     found = fleet.run()
     arrays = evidence_arrays(found.roster, found.evidence)

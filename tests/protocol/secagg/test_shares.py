@@ -32,7 +32,7 @@ def test_any_three_of_five_shares_give_the_secret(secret):
         assert combined({point: found[point] for point in chosen}) == secret
 
 
-def test_two_of_three_shares_fit_every_secret_equally_well():
+def test_two_of_three_shares_fit_every_secret():
     """The polynomial through two shares and any secret exists, so the shares exclude no secret."""
     found = split(SECRETS[1], range(1, 4), 3)
     for secret in SECRETS:
@@ -42,7 +42,7 @@ def test_two_of_three_shares_fit_every_secret_equally_well():
         assert combined(guess) == secret
 
 
-def test_over_a_small_field_two_shares_of_a_secret_are_uniform(monkeypatch):
+def test_two_shares_of_a_secret_are_uniform_over_a_small_field(monkeypatch):
     """Count all polynomials over the field of 7 numbers: each pair of shares comes once from each secret."""
     monkeypatch.setattr(shares, "PRIME", 7)
     for points in itertools.combinations(range(1, 7), 2):
@@ -56,7 +56,7 @@ def test_over_a_small_field_two_shares_of_a_secret_are_uniform(monkeypatch):
             assert len(pairs) == 49
 
 
-def test_the_coefficients_are_drawn_anew_for_each_secret():
+def test_each_secret_gets_new_random_coefficients():
     one, other = (split(SECRETS[1], range(1, 4), 3) for _ in range(2))
     assert all(one[point] != other[point] for point in one)
 
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_share_are_refused(wrong):
         share_value(wrong)
 
 
-def test_the_number_is_the_first_prime_above_two_to_the_256():
+def test_the_modulus_is_the_first_prime_above_two_to_the_256():
     def is_prime(number):
         """Test with the first 20 primes as bases (Miller and Rabin)."""
         odd, twos = number - 1, 0

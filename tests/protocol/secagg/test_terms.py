@@ -16,7 +16,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
-def test_each_value_of_the_terms_is_in_their_hash():
+def test_the_hash_of_terms_depends_on_each_value():
     found = [terms(5), *(replace(terms(5), **change) for change in CHANGES)]
     assert len({one.hash for one in found}) == len(CHANGES) + 1
     assert [read_terms(one.encode()) for one in found] == found
@@ -34,25 +34,25 @@ def test_each_value_of_the_terms_is_in_their_hash():
         ({"run": "a b"}, "is no name"),
     ],
 )
-def test_terms_that_cannot_be_are_refused_with_the_value_and_the_limit(change, words):
+def test_invalid_terms_are_refused_with_the_value_and_the_limit(change, words):
     with pytest.raises(ValueError, match=words):
         replace(terms(5), **change)
 
 
-def test_a_byte_more_or_less_is_no_terms():
+def test_terms_with_a_byte_more_or_less_are_refused():
     data = terms(5).encode()
     for wrong in (data[:-1], data + b"\x00", b"", data.replace(b"values", b"volume")):
         with pytest.raises(SecaggError, match="no terms"):
             read_terms(wrong)
 
 
-def test_more_than_two_thirds_can_unmask():
+def test_the_threshold_is_more_than_two_thirds_of_the_devices():
     assert [threshold(n) for n in range(3, 13)] == [3, 3, 4, 5, 5, 6, 7, 7, 8, 9]
     assert all(3 * threshold(n) > 2 * n >= 3 * (threshold(n) - 1) for n in range(1, 600))
 
 
-def test_two_sets_of_survivors_would_need_that_a_third_of_the_devices_lies():
-    """Two sets of signers have at least 2t - n devices in common; only liars sign both."""
+def test_two_sets_of_survivors_require_that_a_third_of_the_devices_signs_both():
+    """Two sets of signers have at least 2t - n devices in common; only malicious devices sign both."""
     assert [2 * threshold(n) - n for n in (10, 20)] == [4, 8]
     assert all(2 * threshold(n) - n > n / 3 for n in range(3, 600))
 
@@ -70,5 +70,7 @@ def test_two_sets_of_survivors_would_need_that_a_third_of_the_devices_lies():
         ("abcd", "abc", 1, True),
     ],
 )
-def test_a_cohort_is_the_same_as_the_last_one_or_far_from_it(previous, survivors, apart, allowed):
+def test_survivors_may_follow_only_equal_or_sufficiently_different_survivors(
+    previous, survivors, apart, allowed
+):
     assert may_follow(tuple(previous), tuple(survivors), apart) is allowed

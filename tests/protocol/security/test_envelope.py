@@ -1,4 +1,4 @@
-"""Tests that a change of any part of an envelope on its way is noticed."""
+"""Tests that a change of any part of an envelope is detected."""
 
 import struct
 from dataclasses import astuple, replace
@@ -53,13 +53,13 @@ def with_fields(fields, signature=FRAME[-SIGNATURE:], payload=PAYLOAD):
     return ENVELOPE + struct.pack("<H", len(packed)) + packed + payload + signature
 
 
-def test_an_envelope_opens_to_what_was_put_into_it():
+def test_an_envelope_returns_its_header_and_its_payload():
     assert unseal(FRAME, RING) == (HEADER, PAYLOAD)
     assert unseal(seal(HEADER, b"", KEYS["a"]), RING) == (HEADER, b"")
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_header_field_that_was_changed_on_the_way_is_rejected(name):
+def test_a_changed_header_field_is_rejected(name):
     assert set(OTHER) == set(Header.__dataclass_fields__)
     changed = replace(HEADER, **{name: OTHER[name]})
     expected = Reason.VERSION if name == "major" else Reason.BAD_SIGNATURE
@@ -79,13 +79,13 @@ def test_an_envelope_that_is_cut_anywhere_is_rejected():
     assert reasons == {Reason.MALFORMED, Reason.BAD_SIGNATURE}
 
 
-def test_another_key_and_an_unknown_sender_are_rejected():
+def test_an_envelope_of_another_key_or_of_an_unknown_sender_is_rejected():
     assert reason(seal(HEADER, PAYLOAD, KEYS["b"])) is Reason.BAD_SIGNATURE
     assert reason(FRAME, {"b": RING["b"]}) is Reason.UNKNOWN_SENDER
     assert reason(FRAME, {"a": RING["b"]}) is Reason.BAD_SIGNATURE
 
 
-def test_a_signature_is_bound_to_this_protocol():
+def test_a_signature_without_the_domain_of_this_protocol_is_rejected():
     bare = FRAME[:-SIGNATURE]
     assert reason(bare + KEYS["a"].sign(bare)) is Reason.BAD_SIGNATURE
 
@@ -121,24 +121,24 @@ def test_a_header_that_is_short_or_no_list_or_too_long_is_malformed():
         assert reason(ENVELOPE + struct.pack("<H", length) + FRAME[5:]) is Reason.MALFORMED
 
 
-def test_a_later_minor_version_may_say_more_in_the_header():
+def test_a_header_of_a_later_minor_version_may_have_more_fields():
     packed = msgpack.packb([*astuple(replace(HEADER, minor=9)), "later", {}][:15])
     frame = ENVELOPE + struct.pack("<H", len(packed)) + packed + PAYLOAD
     frame += KEYS["a"].sign(b"protofleet/1 envelope\x00" + frame)
     assert unseal(frame, RING) == (replace(HEADER, minor=9), PAYLOAD)
 
 
-def test_a_suite_that_this_side_cannot_open_is_refused_by_version():
+def test_an_unknown_suite_is_refused_with_the_reason_version():
     assert reason(seal(replace(HEADER, suite=2), PAYLOAD, KEYS["a"])) is Reason.VERSION
 
 
 @given(st.binary(max_size=200) | damaged(st.just(FRAME)))
-def test_no_bytes_do_more_than_be_rejected(frame):
+def test_all_other_bytes_are_rejected(frame):
     assert reason(frame) is not None or frame == FRAME
 
 
 @given(st.lists(VALUES, max_size=16))
-def test_no_header_does_more_than_be_rejected(fields):
+def test_all_random_headers_are_rejected(fields):
     assert reason(with_fields(fields)) is not None
 
 
@@ -157,7 +157,7 @@ SIGNED = [
 
 
 @pytest.mark.parametrize(("change", "expected"), SIGNED, ids=[str(s[0]) for s in SIGNED])
-def test_a_field_that_its_own_sender_got_wrong_is_rejected_with_its_reason(tmp_path, change, expected):
+def test_a_wrong_field_in_a_signed_header_is_rejected_with_its_reason(tmp_path, change, expected):
     ends = Ends(tmp_path)
     ends.boot_coordinator(epoch=5)
     ends.coordinator.send("a", Task(1, "train"))
@@ -170,7 +170,7 @@ def test_a_field_that_its_own_sender_got_wrong_is_rejected_with_its_reason(tmp_p
     assert [r.message.round for r in ends.heard["a"]] == [1, 2], "what was wrong must leave no trace"
 
 
-def test_what_the_coordinator_said_cannot_be_sent_back_to_it(tmp_path):
+def test_a_message_of_the_coordinator_is_rejected_if_it_is_sent_back(tmp_path):
     ends = Ends(tmp_path)
     for topic in (TOPICS.up("a"), TOPICS.device_state("a")):
         frame = ends.coordinator.seal(Task(1, "train"), "a")
@@ -178,7 +178,7 @@ def test_what_the_coordinator_said_cannot_be_sent_back_to_it(tmp_path):
     assert [fault.reason for fault in ends.rejected["coordinator"]] == [Reason.WRONG_TOPIC] * 2
 
 
-def test_even_a_frame_on_a_topic_of_nobody_has_its_counter(tmp_path):
+def test_a_frame_on_an_unknown_topic_is_counted(tmp_path):
     ends = Ends(tmp_path, "a")
     for frame in (ends.links["a"].seal(Bye("x")), b"PF\x02" + bytes(30), b"junk"):
         ends.broker.clients["coordinator"].deliver(Arrived("protofleet/1/test/up/-", frame))
@@ -186,5 +186,5 @@ def test_even_a_frame_on_a_topic_of_nobody_has_its_counter(tmp_path):
     assert wrong == {("bye", "wrong_topic"): 1, ("block", "wrong_topic"): 1, ("unreadable", "malformed"): 1}
 
 
-def test_a_frame_says_what_it_is_before_it_is_believed():
+def test_the_header_of_a_frame_is_readable_without_a_key():
     assert read_header(FRAME)[0] == HEADER

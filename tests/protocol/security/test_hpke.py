@@ -1,4 +1,4 @@
-"""Tests that the library that we use, and the plain code of a foreign client, seal as RFC 9180 says."""
+"""Tests that the library that we use and the plain HPKE of a foreign client follow RFC 9180."""
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -21,7 +21,7 @@ SEALED = bytes.fromhex(
 )
 
 
-def test_the_plain_one_gives_every_number_of_the_rfc():
+def test_the_plain_hpke_computes_all_numbers_of_the_rfc():
     ephemeral, receiver = map(X25519PrivateKey.from_private_bytes, (EPHEMERAL, RECEIVER))
     assert ephemeral.public_key().public_bytes_raw() == ENC
     assert receiver.public_key().public_bytes_raw() == PUBLIC
@@ -32,7 +32,7 @@ def test_the_plain_one_gives_every_number_of_the_rfc():
     assert hpke.unseal(ENC + SEALED, receiver, INFO, AAD) == TEXT
 
 
-def test_ours_and_the_plain_one_open_each_others_letters():
+def test_the_library_and_the_plain_hpke_open_messages_of_each_other():
     receiver = X25519PrivateKey.generate()
     public = receiver.public_key()
     for text in (b"", b"x", bytes(70_000)):

@@ -18,7 +18,7 @@ KEYS = {name: Keys.new() for name in "ab"}
 RING = {name: keys.public for name, keys in KEYS.items()}
 
 
-def test_a_key_is_written_for_its_owner_alone_and_read_back(tmp_path):
+def test_a_key_file_is_readable_only_by_its_owner_and_is_read_back(tmp_path):
     for name in ("fresh", "deep/fresh", "old"):
         path = tmp_path / name
         (tmp_path / "old").touch(mode=0o644)
@@ -57,14 +57,14 @@ def public_pem(key):
         (lambda: pem(KEYS["a"].receive), "lacks an Ed25519 key to sign with"),
     ],
 )
-def test_a_file_that_does_not_hold_both_keys_is_refused_in_words(tmp_path, make, words):
+def test_a_file_that_does_not_hold_both_keys_is_refused_with_the_reason(tmp_path, make, words):
     (tmp_path / "key").write_bytes(make())
     with pytest.raises(KeyFileError, match=words):
         load_keys(tmp_path / "key")
 
 
 @pytest.mark.parametrize("load", [load_keys, load_public])
-def test_a_key_file_that_is_not_there_or_cannot_be_read_is_named(tmp_path, load):
+def test_the_error_names_a_missing_or_unreadable_key_file(tmp_path, load):
     with pytest.raises(KeyFileError, match=r"there is no .*key .*gone; `protofleet keys` makes one"):
         load(tmp_path / "gone")
     with pytest.raises(KeyFileError, match="cannot be read"):

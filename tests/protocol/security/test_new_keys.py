@@ -53,7 +53,7 @@ TASK, WANT = Task(1, "train", ONE, 60.0), BlockRequest(HASH, ((0, 1),))
 UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
 ROW = ArraySpec("weights.*", None, None, None, None, None, 1e6, True)
 ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True, b'"exact"')
-SAID = {  # Key -> (a message without it, a message with it); all receivers get it.
+FOR_ALL = {  # Key -> (a message without it, a message with it); all receivers get it.
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
     "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),
     "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
@@ -66,7 +66,7 @@ SAID = {  # Key -> (a message without it, a message with it); all receivers get 
     "state.runs": (State(True), State(True, runs=("blue", "red"))),
     "state.now": (State(True, "here"), State(True, "here", now=RoundStatus(3, "train", 0, (HASH[:4],)))),
 }  # fmt: skip
-TOWARDS = {  # Key -> (the form of the receivers that get it, a message with it).
+FOR_A_FORM = {  # Key -> (the form of the receivers that get it, a message with it).
     "task.wants": ("wants", (replace(TASK, wants=(ROW,)),)),
     "task.follows": ("inline", (replace(TASK, follows=True),)),
     "task.manifest": ("manifest", (replace(TASK, broadcast=BOX),)),
@@ -103,7 +103,7 @@ def read(kind, payload):
 
 
 def rows():
-    """Yield (kind.key, what the page says about it) for all keys of messages."""
+    """Yield (kind.key, the meaning of the key on the page) for all keys of messages."""
     section, kind, found = PAGE.split("## 5. Messages")[1].split("### Forms")[0], "", []
     for line in section.splitlines():
         kind = line.removeprefix("### ").strip("`") if line.startswith("### ") else kind
@@ -125,28 +125,28 @@ NEW = {
 }
 
 
-def test_each_new_key_of_the_page_stands_in_this_test_and_is_marked():
-    assert set(NEW) == SAID.keys() | TOWARDS.keys()
+def test_this_file_has_each_new_key_of_the_page_and_the_page_marks_it():
+    assert set(NEW) == FOR_ALL.keys() | FOR_A_FORM.keys()
     assert not [name for name, words in NEW.items() if not words.startswith("since 1.")]
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_a_reader_of_1_0_looks_away_from_a_key_that_everybody_hears(name):
-    before, after = (codec.encode(message) for message in SAID[name])
+@pytest.mark.parametrize("name", FOR_ALL)
+def test_a_reader_of_1_0_ignores_a_new_key_that_all_receivers_get(name):
+    before, after = (codec.encode(message) for message in FOR_ALL[name])
     kind, key = name.split(".")
     assert key in msgpack.unpackb(after) and key not in msgpack.unpackb(before)
     assert read(kind, after) == read(kind, before)
 
 
-@pytest.mark.parametrize("name", TOWARDS)
-def test_a_key_that_takes_the_place_of_another_is_for_those_who_say_its_form(name):
-    form, said = TOWARDS[name]
+@pytest.mark.parametrize("name", FOR_A_FORM)
+def test_the_page_names_the_form_of_each_key_that_only_some_receivers_get(name):
+    form, said = FOR_A_FORM[name]
     assert re.search(rf"for a (device|coordinator|party) that sends `{form}`", NEW[name])
     assert name.split(".")[1] in msgpack.unpackb(codec.encode(*said), strict_map_key=False)
 
 
 @pytest.mark.parametrize("message", [HELLO, TASK, WANT, UPDATE, State(True), Welcome(b"{}")])
-def test_where_nothing_new_is_said_no_new_key_is(message):
+def test_a_message_without_new_values_has_no_new_key(message):
     attachment = b"x" if message is UPDATE else None
     kind = codec.KINDS[type(message)]
     assert set(msgpack.unpackb(codec.encode(message, attachment))) <= KNOWN[kind].keys()

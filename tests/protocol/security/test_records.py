@@ -1,4 +1,4 @@
-"""Tests that a record is believed only as far as a root has signed it, to the last bit."""
+"""Tests that a record is accepted only if a root has signed exactly its bytes."""
 
 import ast
 from dataclasses import replace
@@ -47,13 +47,13 @@ def refusal(call, *arguments, **options):
     return error.value.why
 
 
-def test_a_record_is_read_back_by_whoever_holds_its_root():
+def test_a_record_is_accepted_with_the_root_that_signed_it():
     assert read_record(SIGNED, [PUBLIC[OLD]]) == D1
     assert trust_in(OLD).admit(SIGNED, 1500, name="d1", role="device") == D1
     assert len(SIGNED) < records.MAX_RECORD
 
 
-def test_while_a_root_is_replaced_records_of_both_are_good():
+def test_records_of_both_roots_are_valid_while_a_root_is_replaced():
     both = trust_in(OLD, NEW)
     assert both.admit(SIGNED, 1500) == both.admit(issue_record(D1, NEW), 1500) == D1
     assert refusal(trust_in(NEW).admit, SIGNED, 1500) == StatementFault.UNKNOWN_ROOT
@@ -61,7 +61,7 @@ def test_while_a_root_is_replaced_records_of_both_are_good():
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_any_bit_that_is_changed_makes_it_worthless(bit):
+def test_a_record_with_one_changed_bit_is_refused(bit):
     for at in range(len(SIGNED)):
         changed = SIGNED[:at] + bytes([SIGNED[at] ^ 1 << bit]) + SIGNED[at + 1 :]
         assert refusal(read_record, changed, [PUBLIC[OLD]]) in (
@@ -76,19 +76,19 @@ def test_a_record_that_is_cut_or_longer_is_malformed():
 
 
 @given(st.binary(max_size=600))
-def test_whatever_the_bytes_are_only_a_reason_comes_out(data):
+def test_random_bytes_are_refused_with_a_statement_error(data):
     for read in (read_record, read_revocations, read_roots):
         with pytest.raises(StatementError):
             read(data, [PUBLIC[OLD]])
 
 
 @given(st.binary(max_size=300))
-def test_a_root_that_signs_nonsense_is_not_believed_either(body):
+def test_a_malformed_body_is_refused_although_the_root_signed_it(body):
     for kind, read in (("record", read_record), ("revocations", read_revocations), ("roots", read_roots)):
         assert refusal(read, sign_statement(kind, body, [OLD]), [PUBLIC[OLD]]) == StatementFault.MALFORMED
 
 
-def test_a_length_beyond_its_limit_is_refused_before_anything_is_taken():
+def test_a_length_above_its_limit_is_malformed():
     body = b"\xff\xff\xff\xff" + bytes(40)
     assert (
         refusal(read_record, sign_statement("record", body, [OLD]), [PUBLIC[OLD]]) == StatementFault.MALFORMED
@@ -97,7 +97,7 @@ def test_a_length_beyond_its_limit_is_refused_before_anything_is_taken():
     assert refusal(verified_body, "roots", huge, [PUBLIC[OLD]]) == StatementFault.MALFORMED
 
 
-def test_a_signature_for_one_thing_is_good_for_nothing_else():
+def test_a_signature_of_one_kind_of_statement_is_not_valid_for_another_kind():
     body = verified_body("record", SIGNED, [PUBLIC[OLD]])
     assert (
         refusal(read_record, sign_statement("request", body, [OLD]), [PUBLIC[OLD]])
@@ -107,7 +107,7 @@ def test_a_signature_for_one_thing_is_good_for_nothing_else():
     assert refusal(read_record, swapped, [PUBLIC[OLD]]) == StatementFault.BAD_SIGNATURE
 
 
-def test_a_stranger_who_names_our_root_is_found_out():
+def test_a_forged_statement_that_names_our_root_is_refused():
     forged = sign_statement("record", verified_body("record", SIGNED, [PUBLIC[OLD]]), [EVIL])
     forged = forged.replace(statements.signer(PUBLIC[EVIL]), statements.signer(PUBLIC[OLD]))
     assert refusal(read_record, forged, [PUBLIC[OLD]]) == StatementFault.BAD_SIGNATURE
@@ -117,14 +117,14 @@ def test_a_stranger_who_names_our_root_is_found_out():
     ("now", "why"),
     [(999, StatementFault.NOT_YET_VALID), (1000, None), (2000, None), (2000.5, StatementFault.EXPIRED)],
 )
-def test_a_record_is_good_from_its_first_to_its_last_second(now, why):
+def test_a_record_is_valid_from_its_first_to_its_last_second(now, why):
     if why is None:
         assert trust_in(OLD).admit(SIGNED, now) == D1
     else:
         assert refusal(trust_in(OLD).admit, SIGNED, now) == why
 
 
-def test_each_other_use_has_its_own_reason():
+def test_each_wrong_use_of_a_record_is_refused_with_its_own_reason():
     assert refusal(trust_in(OLD, federation="south").admit, SIGNED, 1500) == StatementFault.WRONG_FEDERATION
     assert refusal(trust_in(OLD).admit, SIGNED, 1500, name="d2") == StatementFault.WRONG_NAME
     assert refusal(trust_in(OLD).admit, SIGNED, 1500, role="coordinator") == StatementFault.WRONG_ROLE
@@ -146,12 +146,12 @@ def test_each_other_use_has_its_own_reason():
         ({"not_after": records.LATEST + 1}, f"the record would be valid from 1000 to {records.LATEST + 1}"),
     ],
 )
-def test_a_record_that_cannot_be_is_never_made(wrong, words):
+def test_an_invalid_record_cannot_be_created(wrong, words):
     with pytest.raises(ValueError, match=words):
         replace(D1, **wrong)
 
 
-def test_a_revocation_list_only_grows_newer():
+def test_a_revocation_list_is_replaced_only_by_a_newer_list():
     first, later = (
         issue_revocations(Revocations("north", v, frozenset(s)), [OLD]) for v, s in ((2, {5}), (3, {5, 7}))
     )
@@ -168,7 +168,7 @@ def test_a_revocation_list_only_grows_newer():
     assert refusal(held.with_revocations, evil) == StatementFault.UNKNOWN_ROOT
 
 
-def test_roots_are_followed_from_one_that_is_held_and_never_back():
+def test_new_roots_are_accepted_only_if_a_held_root_signed_them_and_they_are_newer():
     def roots(version, *keys):
         return Roots("north", version, tuple(PUBLIC[key] for key in keys), (b"ca",))
 
@@ -184,7 +184,7 @@ def test_roots_are_followed_from_one_that_is_held_and_never_back():
     assert refusal(one.with_roots, south) == StatementFault.WRONG_FEDERATION
 
 
-def test_the_first_roots_must_at_least_be_signed_by_themselves():
+def test_the_first_roots_must_sign_themselves():
     told = Roots("north", 1, (PUBLIC[OLD],), (b"ca",))
     assert first_roots(issue_roots(told, [OLD])) == told
     assert refusal(first_roots, issue_roots(told, [EVIL])) == StatementFault.UNKNOWN_ROOT
@@ -193,7 +193,7 @@ def test_the_first_roots_must_at_least_be_signed_by_themselves():
 
 
 @pytest.mark.parametrize("keys", [(EVIL, OLD), (OLD, EVIL)])
-def test_a_root_is_one_only_where_each_root_beside_it_has_signed(keys):
+def test_several_roots_are_accepted_only_if_each_of_them_has_signed(keys):
     told = Roots("north", 2, tuple(PUBLIC[key] for key in keys), (b"ca",))
     for signers in ([EVIL], [OLD]):
         assert refusal(first_roots, issue_roots(told, signers)) == StatementFault.UNKNOWN_ROOT
@@ -201,7 +201,7 @@ def test_a_root_is_one_only_where_each_root_beside_it_has_signed(keys):
     assert first_roots(issue_roots(told, [OLD, EVIL])) == told
 
 
-def test_a_file_survives_mail_and_names_itself_where_it_does_not(tmp_path):
+def test_an_armoured_file_is_read_after_mail_and_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "d1.record"
     path.write_text("  " + armoured("record", SIGNED).replace("\n", "\r\n"))
     assert read_armoured("record", path) == SIGNED
@@ -215,7 +215,7 @@ def test_a_file_survives_mail_and_names_itself_where_it_does_not(tmp_path):
         read_armoured("record", tmp_path / "gone")
 
 
-def test_fingerprints_are_compared_however_they_are_typed():
+def test_fingerprints_are_compared_without_case_and_separators():
     shown = fingerprint(b"key")
     assert statements.same_fingerprint(shown, shown.upper().replace(" ", ":"))
     assert not statements.same_fingerprint(shown, fingerprint(b"other"))
@@ -223,7 +223,7 @@ def test_fingerprints_are_compared_however_they_are_typed():
 
 
 @pytest.mark.parametrize("module", [records, statements, trust])
-def test_nothing_here_needs_torch_or_executes_what_it_reads(module):
+def test_no_module_of_records_imports_torch_or_a_parser_such_as_pickle(module):
     tree = ast.parse(Path(module.__file__).read_text())
     names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}

@@ -1,4 +1,4 @@
-"""Tests that only the recipient reads a sealed message, and that a federation that seals accepts no open message."""
+"""Tests that only the recipient can read a sealed message, and that a party that seals rejects open messages."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +31,7 @@ def reason(frame, secret=KEYS["coordinator"].receive):
     return None
 
 
-def test_a_sealed_payload_opens_for_its_recipient_alone():
+def test_only_the_recipient_can_open_a_sealed_payload():
     assert unseal(FRAME, RING, KEYS["coordinator"].receive) == (HEADER, PAYLOAD)
     assert PAYLOAD not in FRAME
     assert reason(FRAME, KEYS["b"].receive) is Reason.NOT_FOR_US
@@ -45,7 +45,7 @@ def test_every_flipped_bit_of_header_ciphertext_and_signature_is_rejected():
         assert reason(bytes(changed)) is not None, f"bit {bit}"
 
 
-def test_sealing_costs_48_bytes_and_is_never_twice_the_same():
+def test_sealing_adds_48_bytes_and_gives_different_bytes_each_time():
     clear = seal(replace(HEADER, suite=0), PAYLOAD, KEYS["a"].sign)
     assert len(FRAME) == len(clear) + 48
     assert seal(HEADER, PAYLOAD, KEYS["a"].sign, RING["coordinator"].receive) != FRAME
@@ -53,7 +53,7 @@ def test_sealing_costs_48_bytes_and_is_never_twice_the_same():
 
 @pytest.mark.parametrize("field", ["sender", "round", "sequence", "epoch", "kind"])
 def test_a_sealed_payload_cannot_be_moved_under_another_header(field):
-    """Even a party that may sign cannot do it, because the header is part of the sealed data."""
+    """Even a party with a valid key cannot do it, because the header is part of the sealed data."""
     changed = {"sender": "b", "kind": "hello"}.get(field) or getattr(HEADER, field) + 1
     moved = replace(HEADER, **{field: changed})
     start, end = len(FRAME) - 64 - len(PAYLOAD) - 48, len(FRAME) - 64
@@ -65,7 +65,7 @@ def test_a_sealed_payload_cannot_be_moved_under_another_header(field):
     assert reason(frame) is Reason.NOT_FOR_US
 
 
-class Ear:
+class Listener:
     """A listener in the broker that keeps all frames that the broker sees."""
 
     def __init__(self, ends):
@@ -88,9 +88,9 @@ def pieces(array, size=16):
 
 
 @pytest.mark.parametrize("size", [100, LARGE], ids=["inline", "in blocks"])
-def test_the_broker_sees_no_piece_of_any_tensor(tmp_path, size):
+def test_the_broker_sees_no_part_of_an_array(tmp_path, size):
     ends = Ends(tmp_path, "a")
-    ear = Ear(ends)
+    ear = Listener(ends)
     down, up = weights(size, 1), weights(size, 2)
     ends.broadcast(down, "a")
     ends.run()
@@ -108,9 +108,9 @@ def test_the_broker_sees_no_piece_of_any_tensor(tmp_path, size):
     assert more["weights.w"].tobytes()[:64] in ear.all, "the ear would hear what is not sealed"
 
 
-def test_what_has_one_recipient_is_sealed_and_what_all_must_read_is_not(tmp_path):
+def test_messages_to_one_recipient_are_sealed_and_messages_to_all_are_not(tmp_path):
     ends = Ends(tmp_path, "a")
-    ear = Ear(ends)
+    ear = Listener(ends)
     ends.coordinator.send("a", Welcome(b'{"secret": 1}'))
     ends.coordinator.publish(TOPICS.coord_state, State(True))
     ends.links["a"].send(Bye("a word for the coordinator"))
@@ -120,7 +120,7 @@ def test_what_has_one_recipient_is_sealed_and_what_all_must_read_is_not(tmp_path
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_who_seals_takes_nothing_that_any_broker_can_read(tmp_path, way):
+def test_a_party_that_seals_rejects_an_open_message(tmp_path, way):
     ends = Ends(tmp_path, "a")
     speaker, hearer = ("a", "coordinator") if way == "up" else ("coordinator", "a")
     ends.links[speaker].sealed = False
@@ -133,7 +133,7 @@ def test_who_seals_takes_nothing_that_any_broker_can_read(tmp_path, way):
     assert not ends.heard[hearer]
 
 
-def test_a_federation_without_sealing_still_understands_what_is_sealed(tmp_path):
+def test_a_coordinator_without_sealing_reads_a_sealed_message(tmp_path):
     ends = Ends(tmp_path, "a")
     ends.links["coordinator"].sealed = False
     ends.links["a"].send(Bye("sealed"))
@@ -151,7 +151,7 @@ def only_blocks_below(number, ends):
     ends.broker.publish = honest
 
 
-def test_a_broadcast_that_a_new_coordinator_serves_under_another_key_goes_on_where_it_was(tmp_path):
+def test_a_broadcast_continues_under_the_new_key_of_a_restarted_coordinator(tmp_path):
     ends = Ends(tmp_path, "a")
     arrays = weights(LARGE)
     with only_blocks_below(10, ends):
@@ -168,7 +168,7 @@ def test_a_broadcast_that_a_new_coordinator_serves_under_another_key_goes_on_whe
     assert not ends.rejected["a"]
 
 
-def test_an_answer_that_a_restarted_device_offers_under_another_key_goes_on_where_it_was(tmp_path):
+def test_an_update_continues_under_the_new_key_of_a_restarted_device(tmp_path):
     ends = Ends(tmp_path, "a")
     with only_blocks_below(10, ends):
         name = ends.update("a", weights(LARGE))
@@ -181,7 +181,7 @@ def test_an_answer_that_a_restarted_device_offers_under_another_key_goes_on_wher
     assert not ends.rejected["coordinator"]
 
 
-def test_every_cutting_of_an_object_has_a_key_of_its_own(tmp_path):
+def test_each_block_size_of_an_object_has_its_own_key(tmp_path):
     """The nonce of a block is its number: blocks of another size under the same key would reveal both contents."""
     ends = Ends(tmp_path, "a")
     link = ends.links["a"]
@@ -195,7 +195,7 @@ def test_every_cutting_of_an_object_has_a_key_of_its_own(tmp_path):
     assert len({block for block, _ in keys}) == len({key for _, key in keys}) == 2
 
 
-def test_a_block_that_the_broker_changed_is_rejected_and_fetched_again(tmp_path):
+def test_a_block_that_the_broker_changed_is_rejected_and_requested_again(tmp_path):
     ends = Ends(tmp_path, "a")
     name = ends.update("a", weights(LARGE))
     honest, spoilt = ends.broker.publish, []
@@ -212,7 +212,7 @@ def test_a_block_that_the_broker_changed_is_rejected_and_fetched_again(tmp_path)
     assert [r.object for r in ends.heard["coordinator"]] == [name]
 
 
-def test_a_frame_for_another_device_is_refused_by_its_recipient_before_it_is_opened(tmp_path):
+def test_a_device_rejects_a_frame_for_another_device_before_it_opens_the_frame(tmp_path):
     ends = Ends(tmp_path)
     frame = ends.coordinator.seal(Task(1, "train"), "a")
     ends.broker.clients["b"].deliver(Arrived(TOPICS.down("b"), frame))

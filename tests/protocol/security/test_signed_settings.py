@@ -1,4 +1,4 @@
-"""Tests of settings that the root has signed: which ones a device accepts, and the words of its refusals."""
+"""Tests of settings that the root has signed: settings that a device accepts, and reasons to refuse others."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def why(call, **options):
     return error.value.why
 
 
-def test_a_device_takes_what_its_root_has_signed(signed, fleet):
+def test_a_device_accepts_settings_that_its_root_has_signed(signed, fleet):
     given = signed(version=7)
     assert (given.version, given.settings.name, given.settings.threads) == (7, "a", 2)
     assert given.settings.enrolled == str(fleet.folder_of("a"))
@@ -55,36 +55,36 @@ def test_plain_settings_need_no_signature(tmp_path):
     assert load_settings(path, "", ["threads=3"]).settings.threads == 3
 
 
-def test_one_changed_bit_is_found(signed):
+def test_signed_settings_with_a_changed_value_are_refused(signed):
     assert (
         why(signed, change=lambda d: d.replace(b"threads = 2", b"threads = 3"))
         is StatementFault.BAD_SIGNATURE
     )
 
 
-def test_another_federation_s_root_is_not_believed(signed, tmp_path):
+def test_settings_that_another_root_has_signed_are_refused(signed, tmp_path):
     other = enrol_federation(tmp_path / "other", "lab", ["a"]).authority()
     assert why(signed, by=other) is StatementFault.UNKNOWN_ROOT
 
 
-def test_settings_for_somebody_else_are_not_taken(signed):
+def test_settings_for_another_device_or_federation_are_refused(signed):
     assert why(signed, name="b") is StatementFault.WRONG_NAME
     assert why(signed, federation="sea") is StatementFault.WRONG_FEDERATION
 
 
-def test_an_earlier_version_is_not_taken_again_and_the_same_one_is(signed):
+def test_an_earlier_version_is_refused_and_the_same_version_is_accepted(signed):
     signed(version=5)
     signed(version=5)
     assert why(signed, version=4) is StatementFault.SUPERSEDED
     assert signed(version=6).version == 6
 
 
-def test_a_typing_slip_in_signed_settings_is_one_clear_line(signed):
+def test_a_misspelt_key_in_signed_settings_is_refused_with_a_suggestion(signed):
     with pytest.raises(SettingsError, match="thread is not a setting; did you mean threads"):
         signed(text=TEXT.replace("threads", "thread"))
 
 
-def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path):
+def test_signed_settings_are_refused_without_an_enrolment_folder(signed, tmp_path):
     signed()
     with pytest.raises(SettingsError, match="use --enrolled FOLDER"):
         load_settings(tmp_path / "device.settings", "", [])
@@ -99,7 +99,7 @@ def started(folder, *words):
     return done.returncode, done.stderr
 
 
-def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off(signed, fleet, tmp_path):
+def test_an_enrolled_device_refuses_settings_without_their_signature(signed, fleet, tmp_path):
     signed()
     path = tmp_path / "device.settings"
     mine = f'security = "off"\nenrolled = "{fleet.folder_of("a")}"\n'
@@ -114,9 +114,7 @@ def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off
         load_settings(path, str(fleet.folder_of("a")), [])
 
 
-def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
-    fleet, tmp_path, monkeypatch, capsys
-):
+def test_the_probe_reports_deployed_settings_without_a_signature(fleet, tmp_path, monkeypatch, capsys):
     (tmp_path / "plain").write_text('name = "a"\n')
     monkeypatch.setattr(probe, "SETTINGS_FILE", tmp_path / "plain")
     monkeypatch.setattr(probe, "KEY_FOLDER", fleet.folder_of("a"))

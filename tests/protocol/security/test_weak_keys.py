@@ -1,4 +1,4 @@
-"""Tests that keys of small order are refused: anyone can read what is sealed to one, and can sign under one."""
+"""Tests that keys of small order are refused: anyone can read messages sealed to one, and forge its signatures."""
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -24,7 +24,7 @@ MINE = Keys(
 ).public  # The same key for every test process.
 
 
-def test_the_lists_are_whole():
+def test_the_lists_of_weak_keys_are_complete():
     assert len(set(torsion())) == 8 and {times(8, p) for p in torsion()} == {(0, 1)}
     assert len(set(SIGN)) == len(set(RECEIVE)) == 14, "seven, with and without the bit that nobody reads"
     for key in RECEIVE:
@@ -32,8 +32,8 @@ def test_the_lists_are_whole():
             HPKE.encrypt(b"secret", X25519PublicKey.from_public_bytes(key))
 
 
-def test_a_signature_that_nobody_made_is_good_under_such_a_key():
-    """Without the check, anyone could send messages in the name of a party that is enrolled with such a key."""
+def test_a_forged_signature_is_valid_under_a_signing_key_of_small_order():
+    """Without the check, anyone could send messages in the name of a party that is enrolled with a weak key."""
     nothing = (1).to_bytes(32, "little")
     for said in (b"hello", b"goodbye"):
         Ed25519PublicKey.from_public_bytes(nothing).verify(nothing + bytes(32), said)
@@ -42,26 +42,26 @@ def test_a_signature_that_nobody_made_is_good_under_such_a_key():
 
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
-def test_no_receive_key_of_small_order_is_taken(key):
+def test_a_receive_key_of_small_order_is_refused(key):
     with pytest.raises(ValueError, match="key to receive with is a point of small order"):
         check_keys(MINE.sign, key)
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
-def test_no_signing_key_of_small_order_is_taken(key):
+def test_a_signing_key_of_small_order_is_refused(key):
     with pytest.raises(ValueError, match="key to sign with is a point of small order"):
         check_keys(key, MINE.receive)
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
-def test_every_key_that_is_made_of_random_bytes_is_taken(one, other):
+def test_each_key_that_is_made_from_random_bytes_is_accepted(one, other):
     keys = Keys(Ed25519PrivateKey.from_private_bytes(one), Keys.new().receive).public
     check_keys(keys.sign, keys.receive)
     check_sign(Ed25519PrivateKey.from_private_bytes(other).public_key().public_bytes_raw())
 
 
 def record(sign, receive):
-    """Return a record as it was issued before keys were checked."""
+    """Return a signed record whose keys were not checked."""
     fields = Writer().text("north").text("d1").text("device").blob(sign).blob(receive)
     return sign_statement("record", fields.number(7).number(1000).number(2000).done(), [ROOT])
 
@@ -69,7 +69,7 @@ def record(sign, receive):
 @pytest.mark.parametrize(
     ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN], ids=bytes.hex
 )
-def test_a_record_with_such_a_key_is_neither_made_nor_read(sign, receive):
+def test_a_record_with_a_weak_key_cannot_be_created_or_read(sign, receive):
     with pytest.raises(ValueError, match="small order"):
         Record("north", "d1", "device", sign, receive, 7, 1000, 2000)
     with pytest.raises(StatementError, match=r"small order .*; make new keys on its machine") as error:
@@ -80,7 +80,7 @@ def test_a_record_with_such_a_key_is_neither_made_nor_read(sign, receive):
 @pytest.mark.parametrize(
     ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN], ids=bytes.hex
 )
-def test_a_public_key_file_with_such_a_key_is_named(tmp_path, sign, receive):
+def test_the_error_names_a_public_key_file_with_a_weak_key(tmp_path, sign, receive):
     (tmp_path / "a.pub").write_text(f"{sign.hex()}\n{receive.hex()}\n")
     for load in (load_public, lambda path: load_keyring(path.parent)):
         with pytest.raises(KeyFileError, match=r"a\.pub cannot be used: its key to .* small order"):
@@ -88,7 +88,7 @@ def test_a_public_key_file_with_such_a_key_is_named(tmp_path, sign, receive):
 
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
-def test_what_is_sealed_by_a_point_of_small_order_is_dropped(key):
+def test_a_message_that_is_sealed_with_a_point_of_small_order_is_rejected(key):
     """The sender chooses the bytes in the place of the encapsulated key."""
     sender, receiver = Keys.new(), Keys.new()
     header = Header(1, 0, SEALED, "hello", "north", "run", 1, "d1", 1, 1, "coordinator", 0, "", b"")
@@ -102,7 +102,7 @@ def test_what_is_sealed_by_a_point_of_small_order_is_dropped(key):
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
-def test_nobody_believes_a_root_of_small_order(key):
+def test_a_root_key_of_small_order_is_refused(key):
     body = Writer().text("north").number(1).blobs([key]).blobs([b"ca"]).done()
     with pytest.raises(StatementError, match="a root key that cannot be used: .*small order"):
         first_roots(signed_by_nobody("roots", body, key))

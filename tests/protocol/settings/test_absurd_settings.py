@@ -84,7 +84,7 @@ class Leaf:
 
 @functools.cache
 def hints(cls):
-    """Return the type of each field; this is dear, and each test process needs all of them when it collects tests."""
+    """Return the type of each field; this is slow, and each test process needs all of them when it collects tests."""
     found = get_type_hints(cls, include_extras=True)
     return {field.name: found[field.name] for field in dataclasses.fields(cls)}
 
@@ -147,7 +147,7 @@ def test_every_number_has_a_bound_on_both_sides():
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
-def test_an_absurd_number_is_one_line_that_names_the_key(leaf):
+def test_an_absurd_number_is_refused_in_one_line_that_names_the_key(leaf):
     for value in [*NEVER, *EDGES]:
         tried = [value] if leaf.listed else value
         words = complaint(leaf.top, leaf.set(tried))
@@ -161,7 +161,7 @@ def test_an_absurd_number_is_one_line_that_names_the_key(leaf):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "leaf"), HYPERS, ids=lambda part: str(part))
-def test_an_absurd_number_of_a_method_is_one_line_that_names_the_key(name, leaf):
+def test_an_absurd_number_of_a_method_is_refused_in_one_line_that_names_the_key(name, leaf):
     for value in [*NEVER, *EDGES]:
         table = {**RUN, "method": {"name": name, leaf.path[-1]: value}}
         words = complaint(CoordinatorSettings, table)
@@ -176,7 +176,7 @@ def texts(cls):
 
 
 @pytest.mark.parametrize(("top", "key"), [(top, key) for top in LEAST for key in texts(top)])
-def test_a_text_of_the_wrong_type_is_one_line_that_names_the_key(top, key):
+def test_a_value_that_is_not_text_is_refused_in_one_line_that_names_the_key(top, key):
     for value in (math.nan, -1, 2**64, [], {}, [[]]):
         words = complaint(top, {**LEAST[top], key: value})
         assert words and key in words and "\n" not in words
@@ -185,8 +185,8 @@ def test_a_text_of_the_wrong_type_is_one_line_that_names_the_key(top, key):
         assert words is None or "\n" not in words
 
 
-def test_the_page_of_bounds_is_the_one_that_the_source_writes():
-    """If it is not, run `python -m tools.pages.bounds`."""
+def test_the_page_of_bounds_is_up_to_date():
+    """If this test fails, run `python -m tools.pages.bounds`."""
     assert bounds_page.PAGE.read_text() == bounds_page.generate()
     bounds, _, _ = bounds_page.generate().partition("\n## All settings\n")
     assert bounds.count("\n| `") == len(LEAVES) + len(HYPERS)
@@ -271,7 +271,7 @@ FILES = {
     ],
     ids=lambda words: "-".join(words[:2]),
 )
-def test_a_command_line_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path, words):
+def test_an_invalid_command_line_gives_one_line_and_exit_code_2(tmp_path, words):
     done = command(tmp_path, *words)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("protofleet") and "--help" in line

@@ -1,4 +1,4 @@
-"""The [budget] table: sizes as text or as numbers, money as bytes, and mistakes in one line."""
+"""Tests of the [budget] table: sizes as text or as numbers, money as bytes, and errors in one line."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_size_is_text_with_a_unit_or_a_whole_number_of_bytes(written):
 
 
 @pytest.mark.parametrize("wrong", ['"200"', '"200 mb"', '"-1 MB"', "1.5", "true", '"2000 TB"', "[1]", '""'])
-def test_another_form_is_refused_with_the_key_and_the_units(wrong):
+def test_an_invalid_size_is_refused_with_the_key_and_the_units(wrong):
     with pytest.raises(SettingsError, match="budget.bytes_per_device is .* and TB"):
         budget(f"bytes_per_device = {wrong}")
     assert ByteSize.from_toml(True) is None
@@ -30,7 +30,7 @@ def test_another_form_is_refused_with_the_key_and_the_units(wrong):
     ('"5KB"', "did you mean '5kB'"),
     ("1e6", "such as 1e6, is no whole number: write 1000000"),
 ])  # fmt: skip
-def test_a_mistake_in_a_size_gets_the_form_that_was_meant(wrong, words):
+def test_a_misspelt_size_is_refused_with_the_correct_form(wrong, words):
     with pytest.raises(SettingsError, match=words):
         budget(f"bytes_per_device = {wrong}")
 
@@ -38,13 +38,13 @@ def test_a_mistake_in_a_size_gets_the_form_that_was_meant(wrong, words):
 @pytest.mark.parametrize(
     ("value", "ending"), [("5MB", r"\; did you mean budget.bytes_per_device\?"), ("much", "")]
 )
-def test_a_size_in_place_of_the_table_gets_the_key_that_takes_it(value, ending):
+def test_a_size_in_place_of_the_table_is_refused_with_the_key_to_use(value, ending):
     with pytest.raises(SettingsError, match=f"budget is .*, but must be a table{ending}$"):
         decode(BudgetSettings, value, "budget")
 
 
 @pytest.mark.parametrize("wrong", [0, -5, 10**15 + 1])
-def test_a_number_of_bytes_has_bounds(wrong):
+def test_a_number_of_bytes_outside_its_bounds_is_refused(wrong):
     with pytest.raises(SettingsError, match="budget.bytes_per_device is -?[0-9]+, it must be at least 1"):
         budget(f"bytes_per_device = {wrong}")
 
@@ -67,6 +67,6 @@ def test_an_amount_is_shown_only_if_the_price_is_known():
     ("price_per_gb = 2", "budget sets no limit"),
     ("money_per_device = 2", "money_per_device is 2, but price_per_gb is not set"),
 ])  # fmt: skip
-def test_a_table_that_limits_nothing_is_refused_with_a_way_out(table, words):
+def test_a_budget_without_a_limit_is_refused_with_the_keys_to_set(table, words):
     with pytest.raises(SettingsError, match=words):
         budget(table)

@@ -75,11 +75,11 @@ def check_sentence(cls, name):
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.__name__ != "Hyper"], ids=label)
-def test_a_settings_class_says_what_it_is(cls):
+def test_each_settings_class_has_a_summary(cls):
     assert re.fullmatch(r"[A-Z].*\.", summary(cls))
 
 
-def test_a_field_that_is_declared_again_keeps_its_sentence_or_has_its_own():
+def test_a_redeclared_field_keeps_its_sentence_or_has_its_own():
     assert sentences(LocalPolicy)["attempts"] == sentences(LocalPolicy.__base__)["attempts"]
     assert sentences(LocalPolicy)["gather"] != sentences(LocalPolicy.__base__)["gather"]
 
@@ -90,7 +90,7 @@ def test_a_class_without_source_has_no_sentences():
     assert sentences(int) == {} and summary(int) == ""
 
 
-def test_sentences_are_there_when_python_drops_docstrings():
+def test_sentences_are_available_when_python_drops_docstrings():
     code = (
         "from protofleet.coordinator.round.policy import Stop; "
         "from protofleet.protocol.settings.sentences import sentences, summary; "

@@ -1,4 +1,4 @@
-"""The named codecs: the stages that each name stands for, and how an experiment uses a name."""
+"""Tests of the named codecs: the stages of each name, and the use of a name in an experiment."""
 
 import json
 
@@ -13,7 +13,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, override,
 from tests.support.small_experiment import TWO
 
 
-def test_only_lossless_and_off_round_nothing():
+def test_all_named_codecs_round_except_lossless_and_off():
     for name in NAMED:
         codec = stages_of(name, ROUNDED_KINDS)
         rounds = any(stage.rounds for stage in (*codec.up.values(), *codec.down.values()))
@@ -32,7 +32,7 @@ def test_each_codec_fits_the_kinds_of_each_method(name, method):
 
 
 @pytest.mark.parametrize("name", [None, "lossless"])
-def test_a_codec_that_loses_nothing_changes_no_byte_of_the_plan(name):
+def test_a_lossless_codec_changes_no_byte_of_the_plan(name):
     plain = Plan("fedavg", 3, 2)
     plan = plain.with_codec(name)
     assert (plan.encode(), plan.digest) == (plain.encode(), plain.digest)
@@ -44,7 +44,7 @@ def test_a_codec_that_loses_nothing_changes_no_byte_of_the_plan(name):
     assert read_codec(written_codec(own, ("weights",)), ("weights",)) == own
 
 
-def test_a_codec_beside_the_plan_may_not_round():
+def test_a_codec_outside_the_plan_must_be_lossless():
     with pytest.raises(SettingsError, match="a codec that rounds must be in the plan"):
         Plan("fedavg", 3, 2).with_lossless(stages_of("small", ("weights",)))
     with pytest.raises(SettingsError, match="the plan has a codec, and another codec"):
@@ -55,7 +55,7 @@ def test_a_codec_beside_the_plan_may_not_round():
         read_codec(b'"tiny"', ())
 
 
-def test_a_plan_has_the_stages_and_not_the_name():
+def test_a_plan_contains_the_stages_of_a_codec_and_not_its_name():
     plan = Plan("fedavg", 3, 2).with_codec("small")
     assert plan.codec.up["weights"].keep == 10 and plan.codec.up["weights"].feedback
     assert plan.codec.down["weights"].keep == 4 and not plan.codec.down["weights"].feedback
@@ -63,7 +63,7 @@ def test_a_plan_has_the_stages_and_not_the_name():
     assert Plan("fedavg", 3, 2).with_codec("off").encode() == Plan("fedavg", 3, 2).encode()
 
 
-def test_an_experiment_takes_a_name_or_tables():
+def test_an_experiment_accepts_the_name_of_a_codec_or_its_tables():
     table = parse_toml(TWO.encode(), "two")
     assert decode(Experiment, {**table, "codec": "smallest"}).plan.codec.up["weights"].keep == 16
     own = {"down": {"weights": {"form": "int8", "against": "broadcast"}}}
@@ -77,7 +77,7 @@ def test_an_experiment_takes_a_name_or_tables():
             decode(Experiment, {**table, "codec": wrong})
 
 
-def test_a_name_and_stages_that_are_mixed_are_refused_with_the_way_out():
+def test_the_name_of_a_codec_together_with_stages_is_refused_with_a_fix():
     words = 'codec is not a table, but "small"; a single value and the key codec.up.weights.form cannot be mixed: '
     with pytest.raises(SettingsError, match=words + 'leave out codec = "small", or leave out this --set'):
         override({}, ["codec=small", "codec.up.weights.form=int8"])
@@ -114,7 +114,7 @@ def test_a_codec_without_stages_is_refused():
         CodecSettings()
 
 
-def test_a_keep_out_of_bounds_says_with_which_forms_it_is_left_out():
+def test_the_error_for_a_keep_out_of_bounds_names_the_forms_without_keep():
     words = (
         r"keep is 1, it must be 0 \(the default, for forms other than ternary\), or at least 2 and at most"
     )

@@ -64,7 +64,7 @@ def mistake(**more):
     return str(error.value)
 
 
-def test_what_is_left_out_takes_its_default():
+def test_a_missing_setting_gets_its_default():
     assert decode(Run, LEAST) == Run("r", 3)
 
 
@@ -98,7 +98,7 @@ def test_every_kind_of_setting_is_decoded():
     assert type(run.lr) is float and type(run.shares["a"]) is float
 
 
-def test_an_unknown_setting_is_named_with_its_path_its_neighbour_and_all_that_there_are():
+def test_an_unknown_setting_is_refused_with_its_path_and_all_valid_names():
     assert mistake(broker={"prot": 1}) == (
         "broker.prot is not a setting; did you mean port? there are host, port, tls"
     )
@@ -136,11 +136,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG, ids=[str(w[0]) for w in WRONG])
-def test_a_wrong_value_is_shown_as_it_was_written_with_what_may_stand_there(change, words):
+def test_a_wrong_value_is_refused_with_the_value_and_the_valid_values(change, words):
     assert mistake(**change) == words
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_setting_without_a_default_is_named():
     with pytest.raises(SettingsError, match=r"^rounds is missing and has no default$"):
         decode(Run, {"name": "r"})
     with pytest.raises(SettingsError, match=r"^plan is \[1\], but must be a table$"):
@@ -149,7 +149,7 @@ def test_what_is_missing_is_named():
         decode(Run, {"name": "r"}, "plan")
 
 
-def test_an_assignment_goes_on_top_of_the_file_and_leaves_the_file_alone():
+def test_an_assignment_overrides_the_table_without_a_change_of_the_table():
     table = {"name": "r", "broker": {"host": "a", "port": 1}}
     assignments = [
         "broker.port=2",
@@ -171,7 +171,7 @@ def test_an_assignment_goes_on_top_of_the_file_and_leaves_the_file_alone():
     [("true", True), ("-3", -3), ("1.5", 1.5), ("inf", math.inf), ("", ""), ("a=b", "a=b"), ("1.2.3", "1.2.3"),
      ("[1", "[1"), ("{a = 1}", {"a": 1}), ('"q"', "q")],
 )  # fmt: skip
-def test_an_assigned_value_is_toml_and_anything_else_is_a_string(text, value):
+def test_an_assigned_value_is_read_as_toml_or_otherwise_as_a_string(text, value):
     assert override({}, [f"key={text}"]) == {"key": value}
 
 
@@ -183,7 +183,7 @@ def test_an_assigned_value_is_toml_and_anything_else_is_a_string(text, value):
         ("name.x=1", "name is not a table"),
     ],
 )
-def test_an_assignment_that_cannot_be_made_is_shown(assignment, words):
+def test_an_invalid_assignment_is_refused_with_its_text(assignment, words):
     with pytest.raises(SettingsError, match=re.escape(f"--set {assignment!r}")) as error:
         override({"name": "r"}, [assignment])
     assert words in str(error.value)
@@ -228,7 +228,7 @@ def plain(value):
 @given(TABLES)
 @example({"x": {}, "y": [], "z": [{}, {"a": [{}]}]})
 @example({"table": [{"inner": {"key": 1}}, {"inner": [{"key": 2}]}], "": {"": ""}})
-def test_tables_that_are_written_are_read_as_they_were(table):
+def test_written_tables_are_read_unchanged(table):
     assert plain(tomllib.loads(write_toml(table))) == plain(table)
 
 
@@ -243,11 +243,11 @@ RUNS = st.builds(
 
 
 @given(RUNS)
-def test_settings_survive_being_written_and_read(run):
+def test_written_settings_are_read_unchanged(run):
     assert decode(Run, tomllib.loads(write_toml(encode(run)))) == run
 
 
-def test_settings_survive_a_file(tmp_path):
+def test_settings_in_a_file_are_read_unchanged(tmp_path):
     run = replace(Run("é\n", 1), hyper={"a b": math.inf})
     (tmp_path / "run.toml").write_text(write_toml(encode(run)), encoding="utf-8", newline="")
     assert decode(Run, read_toml(tmp_path / "run.toml")) == run
@@ -264,10 +264,10 @@ class Tries:
 
 
 @pytest.mark.parametrize("value", [3, "auto"])
-def test_a_number_or_a_word_is_taken_as_it_is(value):
+def test_a_setting_accepts_a_number_or_a_word(value):
     assert decode(Tries, {"most": value}).most == value
 
 
-def test_a_word_that_stands_for_no_number_names_both():
+def test_a_wrong_word_is_refused_with_the_valid_word_and_number():
     with pytest.raises(SettingsError, match='most is "often", but must be "auto" or a number'):
         decode(Tries, {"most": "often"})

@@ -34,14 +34,14 @@ def only(target):
     return [path.name for path in target.parent.iterdir()] == [target.name]
 
 
-def test_the_old_content_stays_until_all_of_the_new_is_written(target):
+def test_a_file_keeps_its_old_content_until_all_new_content_is_written(target):
     with Disk().fresh(target) as path:
         path.write_bytes(b"new")
         assert target.read_bytes() == b"old" and path.parent == target.parent
     assert target.read_bytes() == b"new" and only(target)
 
 
-def test_a_file_becomes_durable_before_its_name_does(target):
+def test_a_durable_file_is_synced_before_it_is_renamed(target):
     disk = NotedDisk(durable=True)
     disk.replace(target, b"new")
     (first, fresh), *rest = disk.taken
@@ -49,20 +49,20 @@ def test_a_file_becomes_durable_before_its_name_does(target):
     assert rest == [("rename", target.name), ("sync", target.parent.name)]
 
 
-def test_what_need_not_outlast_a_power_cut_waits_for_no_disk(target):
+def test_a_file_that_need_not_be_durable_is_not_synced(target):
     disk = NotedDisk(durable=True)
     disk.replace(target, b"new", durable=False)
     assert disk.taken == [("rename", target.name)] and target.read_bytes() == b"new"
 
 
-def test_a_writer_that_fails_leaves_the_old_content_alone(target):
+def test_a_failed_write_leaves_the_old_content_unchanged(target):
     with pytest.raises(OSError, match="full"), Disk().fresh(target) as path:
         path.write_bytes(b"half of")
         raise OSError("the disk is full")
     assert target.read_bytes() == b"old" and only(target)
 
 
-def test_what_a_killed_process_left_goes_when_the_same_file_is_written_again(target):
+def test_the_unfinished_file_of_a_killed_process_is_removed_by_the_next_write(target):
     died = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, target], timeout=60)
     assert died.returncode == -signal.SIGKILL and target.read_bytes() == b"old" and not only(target)
     Disk().replace(target.with_name("another"), b"")
@@ -72,7 +72,7 @@ def test_what_a_killed_process_left_goes_when_the_same_file_is_written_again(tar
     assert target.read_bytes() == b"new" and only(target)
 
 
-def test_a_folder_is_looked_through_once_for_a_file_that_is_written_again_and_again(target):
+def test_a_process_looks_for_unfinished_files_only_at_its_first_write_of_a_file(target):
     disk = Disk()
     disk.replace(target, b"one")
     left = target.with_name(f".{target.name}.0123abcd.new")
@@ -83,7 +83,7 @@ def test_a_folder_is_looked_through_once_for_a_file_that_is_written_again_and_ag
     assert not left.exists() and target.read_bytes() == b"three"
 
 
-def test_two_that_write_the_same_file_at_once_disturb_neither_each_other_nor_a_reader(target):
+def test_two_writers_of_one_file_at_the_same_time_do_not_disturb_each_other(target):
     first, second = Disk(), Disk()
     with first.fresh(target) as one:
         one.write_bytes(b"one")
@@ -108,7 +108,7 @@ def test_many_threads_that_write_one_file_leave_one_of_their_contents(target):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_file_has_its_mode_from_its_first_moment_whatever_the_umask(target, mode):
+def test_a_new_file_has_its_mode_from_the_start_with_any_umask(target, mode):
     before = os.umask(0o027)
     try:
         with Disk().fresh(target, mode) as path:
@@ -144,7 +144,7 @@ MOUNTS = """\
     ("here", "ext4"), ("far", "nfs4"), ("far/deep", "nfs4"), ("far/near/x", "tmpfs"), ("farther", "ext4"),
     ("with space", "fuse.sshfs"), ("twice", "virtiofs"),
 ])  # fmt: skip
-def test_the_file_system_of_a_folder_is_that_of_the_mount_that_is_seen_there(tmp_path, folder, kind):
+def test_the_file_system_of_a_folder_is_read_from_its_topmost_mount(tmp_path, folder, kind):
     table = tmp_path / "mountinfo"
     table.write_text(MOUNTS.format(tmp_path))
     assert file_system(tmp_path / folder, table) == kind

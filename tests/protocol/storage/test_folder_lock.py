@@ -9,7 +9,7 @@ import pytest
 from protofleet.protocol.storage.folder_lock import held
 
 
-def test_one_alone_holds_a_folder_and_the_next_as_soon_as_it_lets_go(tmp_path):
+def test_a_thread_waits_until_another_thread_releases_the_folder(tmp_path):
     told, entered = [], threading.Event()
 
     def enter():
@@ -27,7 +27,7 @@ def test_one_alone_holds_a_folder_and_the_next_as_soon_as_it_lets_go(tmp_path):
     assert told == ["this one", "the thread"]
 
 
-def test_a_process_that_dies_holds_it_no_longer(tmp_path):
+def test_a_killed_process_does_not_hold_the_folder_any_more(tmp_path):
     ready, is_ready = os.pipe()
     if not (process := os.fork()):
         with held(tmp_path):
@@ -40,7 +40,7 @@ def test_a_process_that_dies_holds_it_no_longer(tmp_path):
         pass
 
 
-def test_what_is_raised_in_it_lets_go_and_a_folder_that_is_not_there_is_said(tmp_path):
+def test_an_error_releases_the_folder_and_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(ZeroDivisionError), held(tmp_path):
         raise ZeroDivisionError
     with held(tmp_path):

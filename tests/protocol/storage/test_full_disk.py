@@ -1,4 +1,4 @@
-"""Tests that a full disk is an ordinary fault: it is logged and counted, and ends when there is space again."""
+"""Tests that a full disk is an ordinary fault: it rejects blocks, and ends when there is space again."""
 
 import errno
 import os
@@ -31,30 +31,28 @@ def failing_once(number, real):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_block_for_which_there_is_no_room_is_rejected_and_welcome_later(
-    store, manifest, monkeypatch, number
-):
+def test_a_block_is_rejected_on_a_full_disk_and_accepted_later(store, manifest, monkeypatch, number):
     partial = store.begin(manifest)
     monkeypatch.setattr(os, "pwrite", failing_once(number, os.pwrite))
     assert fault_of(lambda: fill(partial, [0])) is Reason.NO_ROOM
     assert fill(partial, [0]) == [True]
 
 
-def test_a_fault_of_the_disk_that_is_no_lack_of_room_is_not_hidden(store, manifest, monkeypatch):
+def test_a_disk_error_other_than_a_full_disk_is_raised(store, manifest, monkeypatch):
     partial = store.begin(manifest)
     monkeypatch.setattr(os, "pwrite", failing_once(errno.EIO, os.pwrite))
     with pytest.raises(OSError, match="Input/output error"):
         fill(partial, [0])
 
 
-def test_an_object_that_cannot_even_begin_leaves_no_file_open(store, manifest, monkeypatch):
+def test_an_object_that_cannot_begin_on_a_full_disk_leaves_no_file_open(store, manifest, monkeypatch):
     monkeypatch.setattr(os, "ftruncate", failing_once(errno.ENOSPC, os.ftruncate))
     assert fault_of(lambda: store.begin(manifest)) is Reason.NO_ROOM
     assert not open_files(store.folder)
     assert not any(store.begin(manifest).have)
 
 
-def test_a_disk_that_finds_out_late_that_it_is_full_loses_nothing(tmp_path, manifest, monkeypatch):
+def test_a_full_disk_at_the_last_sync_loses_no_block(tmp_path, manifest, monkeypatch):
     store = ObjectStore(tmp_path / "durable")
     partial = store.begin(manifest)
     fill(partial, range(8))
@@ -76,7 +74,7 @@ def file_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_real_limit_of_the_system_is_no_room(store, manifest):
+def test_the_file_size_limit_of_the_system_counts_as_a_full_disk(store, manifest):
     partial = store.begin(manifest)
     with file_limit(BLOCK):
         assert fault_of(lambda: fill(partial, [3])) is Reason.NO_ROOM
@@ -85,7 +83,7 @@ def test_a_real_limit_of_the_system_is_no_room(store, manifest):
     assert not list(store.folder.glob("new-*")), "what did not fit must not fill the disk further"
 
 
-def test_a_block_of_which_only_a_part_fits_is_rejected_and_welcome_later(store, manifest):
+def test_a_block_that_fits_only_in_part_is_rejected_and_accepted_later(store, manifest):
     """The kernel writes the part that fits and reports no error; only the next write fails."""
     partial = store.begin(manifest)
     with file_limit(BLOCK + BLOCK // 2):
@@ -96,7 +94,7 @@ def test_a_block_of_which_only_a_part_fits_is_rejected_and_welcome_later(store, 
     assert store.read(manifest.object, 0, manifest.size) == BODY
 
 
-def test_a_file_takes_all_bytes_if_each_call_writes_only_some_of_them(tmp_path, monkeypatch):
+def test_a_file_is_complete_although_each_call_writes_only_some_bytes(tmp_path, monkeypatch):
     path, real = tmp_path / "notes", os.pwrite
     path.write_bytes(b"the earlier notes")
     monkeypatch.setattr(os, "pwrite", lambda handle, data, start: real(handle, data[:3], start))
@@ -123,7 +121,7 @@ print("whole" if store.has(manifest.object) else "not whole")
 """
 
 
-def test_a_disk_that_is_really_full_takes_nothing_on_and_is_used_again_when_there_is_room(tmp_path):
+def test_a_real_full_disk_refuses_an_object_and_is_used_once_it_has_space(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     script = (

@@ -1,4 +1,4 @@
-"""Tests of how errors of SQLite are read: disk full, locked by another program, or neither."""
+"""Tests that errors of SQLite are classified: disk full, locked by another program, or neither."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ def error_of(code, words):
     return made
 
 
-def test_a_lock_is_held_and_not_full(tmp_path):
+def test_a_locked_database_is_reported_as_locked_and_not_as_full(tmp_path):
     with contextlib.ExitStack() as ends:
         one, other = (
             ends.enter_context(
@@ -32,7 +32,7 @@ def test_a_lock_is_held_and_not_full(tmp_path):
 
 @pytest.mark.parametrize("code", [14, 10, 10 | 4 << 8])
 @pytest.mark.parametrize("free", [0, 7])
-def test_a_file_that_cannot_be_opened_is_named_a_full_disk_where_no_inode_is_free(monkeypatch, code, free):
+def test_a_file_that_cannot_be_opened_counts_as_a_full_disk_if_no_inode_is_free(monkeypatch, code, free):
     found = SimpleNamespace(f_files=9, f_favail=free, f_bavail=1 << 30, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda folder: found)
     fault = error_of(code, "unable to open database file")
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_opened_is_named_a_full_disk_where_no_inode_is_fre
     assert shortage("somewhere") == ("" if free else "no inode is free")
 
 
-def test_the_code_counts_and_words_only_where_there_is_none():
+def test_the_error_code_decides_and_the_words_count_only_without_a_code():
     assert is_full(error_of(13, "said otherwise")) and is_locked(error_of(5 | 1 << 8, "said otherwise"))
     assert not is_full(error_of(1, "no such column: full")) and not is_locked(error_of(1, "x locked"))
     assert is_full(sqlite3.OperationalError("database or disk is full"))

@@ -1,4 +1,4 @@
-"""Tests of objects on disk: they are complete or absent, and are continued where a dead process left them."""
+"""Tests of objects on disk: they are complete or absent, and a fetch continues after the death of its process."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill
 from tests.support.open_files import open_files
 
 
-def test_an_object_is_named_by_its_bytes_and_read_back_whole_or_in_part(source, manifest):
+def test_an_object_is_named_by_its_hash_and_is_read_in_full_or_in_part(source, manifest):
     assert manifest.object == hashlib.sha256(BODY).digest()
     assert (manifest.size, manifest.block, manifest.parts) == (len(BODY), BLOCK, parts(ARRAYS))
     assert source.has(manifest.object) and source.names() == [manifest.object]
@@ -25,13 +25,13 @@ def test_an_object_is_named_by_its_bytes_and_read_back_whole_or_in_part(source, 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_body_that_came_whole_is_the_same_object(tmp_path, durable):
+def test_a_complete_body_gives_the_same_object_as_its_arrays(tmp_path, durable):
     store = ObjectStore(tmp_path, durable)
     assert store.put_bytes(BODY) == store.put(ARRAYS).object
     assert [p.name for p in tmp_path.iterdir()] == [f"{hashlib.sha256(BODY).hexdigest()}.body"]
 
 
-def test_an_object_that_is_here_is_not_written_again(source, manifest):
+def test_a_stored_object_is_not_written_again(source, manifest):
     path = source.folder / f"{manifest.object.hex()}.body"
     written = path.stat()
     assert source.put_once(ARRAYS, BLOCK) == manifest
@@ -39,7 +39,7 @@ def test_an_object_that_is_here_is_not_written_again(source, manifest):
     assert source.manifest(manifest.object, BLOCK) == manifest
 
 
-def test_an_object_of_another_store_gets_a_second_name_and_outlives_the_first(source, store, manifest):
+def test_an_object_of_another_store_is_linked_and_survives_its_removal_there(source, store, manifest):
     assert store.put_once(ARRAYS, BLOCK, source) == manifest
     body = store.folder / f"{manifest.object.hex()}.body"
     assert body.stat().st_nlink == 2 and [p.name for p in store.folder.iterdir()] == [body.name]
@@ -47,20 +47,20 @@ def test_an_object_of_another_store_gets_a_second_name_and_outlives_the_first(so
     assert store.has(manifest.object) and body.read_bytes() == BODY
 
 
-def test_a_damaged_object_of_another_store_is_not_shared_but_written(source, store, manifest):
+def test_a_damaged_object_of_another_store_is_not_linked_but_written(source, store, manifest):
     path = source.folder / f"{manifest.object.hex()}.body"
     path.write_bytes(BODY[:-1] + b"?")
     assert store.put_once(ARRAYS, BLOCK, ObjectStore(source.folder)) == manifest
     assert (store.folder / path.name).read_bytes() == BODY and not path.exists()
 
 
-def test_what_no_store_has_is_written(store):
+def test_an_object_that_no_store_has_is_written(store):
     arrays = {"weights.w": np.arange(5, dtype=np.float32)}
     made = store.put_once(arrays, BLOCK, ObjectStore(store.folder / "other"))
     np.testing.assert_array_equal(store.open(made.object)["weights.w"], arrays["weights.w"])
 
 
-def test_a_manifest_is_made_again_from_the_bytes(source, manifest):
+def test_a_manifest_can_be_computed_again_from_the_stored_bytes(source, manifest):
     reopened = ObjectStore(source.folder)
     assert reopened.manifest(manifest.object, BLOCK) == source.manifest(manifest.object, BLOCK) == manifest
     assert source.manifest(manifest.object, 1 << 16) == reopened.manifest(manifest.object, 1 << 16)
@@ -77,7 +77,7 @@ def test_an_object_that_ends_too_early_is_rejected_when_it_is_read(source, manif
 @pytest.mark.parametrize(
     "order", [[7, 0, 3, 3, 1, 2, 6, 5], [0, 1, 2, 2, 3, 5, 6, 7], [7, 6, 6, 5, 3, 2, 1, 0]]
 )
-def test_blocks_make_an_object_in_whatever_order_they_come(store, manifest, order):
+def test_blocks_in_any_order_complete_an_object(store, manifest, order):
     partial = store.begin(manifest)
     twice = [order.index(i) < at for at, i in enumerate(order)]
     assert fill(partial, order) == [not again for again in twice]
@@ -89,7 +89,7 @@ def test_blocks_make_an_object_in_whatever_order_they_come(store, manifest, orde
     assert [p.suffix for p in store.folder.iterdir()] == [".body"]
 
 
-def test_blocks_that_were_here_before_are_part_of_what_is_hashed(store, manifest):
+def test_blocks_of_an_earlier_fetch_are_included_in_the_hash(store, manifest):
     first = store.begin(manifest)
     fill(first, [0, 1, 2])
     first.abandon(forget=False)
@@ -102,7 +102,7 @@ def test_blocks_that_were_here_before_are_part_of_what_is_hashed(store, manifest
     assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
 
 
-def test_an_object_that_changed_on_the_disk_before_the_end_of_a_later_fetch_is_rejected(store, manifest):
+def test_an_object_that_changed_on_the_disk_during_its_fetch_is_rejected(store, manifest):
     first = store.begin(manifest)
     fill(first, range(4))
     first.abandon(forget=False)
@@ -112,19 +112,19 @@ def test_an_object_that_changed_on_the_disk_before_the_end_of_a_later_fetch_is_r
     assert fault_of(partial.finish) is Reason.BAD_BODY
 
 
-def test_a_removed_object_takes_no_room_while_its_blocks_are_served(source, manifest):
+def test_the_file_of_an_object_is_closed_when_the_object_is_removed(source, manifest):
     assert source.read_block(manifest, 1) == bytes(block(manifest, 1))
     assert len(open_files(source.folder)) == 1
     source.drop(manifest.object)
     assert not open_files(source.folder)
 
 
-def test_serving_ends_with_the_last_block(source, manifest):
+def test_the_file_of_an_object_is_closed_after_its_last_block(source, manifest):
     assert b"".join(source.read_block(manifest, i) for i in range(8)) == BODY
     assert not open_files(source.folder)
 
 
-def test_a_block_that_does_not_belong_is_rejected_and_changes_nothing(store, manifest):
+def test_a_wrong_block_is_rejected_and_changes_nothing(store, manifest):
     partial, good = store.begin(manifest), bytes(block(manifest, 0))
     for index, data in [
         (0, good[:-1]),
@@ -140,7 +140,7 @@ def test_a_block_that_does_not_belong_is_rejected_and_changes_nothing(store, man
 
 
 @pytest.mark.parametrize("other", ["completes the object", "removes the file"])
-def test_an_object_is_completed_though_another_process_took_its_file_away(store, source, manifest, other):
+def test_an_object_is_completed_although_another_process_took_its_file(store, source, manifest, other):
     """Two coordinators use one folder for a moment, when the second one takes the run over."""
     partial = store.begin(manifest)
     for index in range(len(manifest.hashes)):
@@ -156,7 +156,7 @@ def test_an_object_is_completed_though_another_process_took_its_file_away(store,
     assert not list(store.folder.glob("*.part"))
 
 
-def test_a_transfer_is_taken_up_where_a_dead_process_left_it(store, manifest):
+def test_a_transfer_continues_after_the_death_of_its_process(store, manifest):
     fill(store.begin(manifest), [0, 2, 7])
     again = ObjectStore(store.folder, durable=False).begin(manifest)
     assert [i for i, here in enumerate(again.have) if here] == [0, 2, 7]
@@ -165,7 +165,7 @@ def test_a_transfer_is_taken_up_where_a_dead_process_left_it(store, manifest):
     assert store.has(manifest.object)
 
 
-def test_what_rotted_in_the_meantime_is_fetched_again(store, manifest):
+def test_a_damaged_block_of_an_unfinished_transfer_is_fetched_again(store, manifest):
     fill(store.begin(manifest), [0, 2, 7])
     with (store.folder / f"{manifest.object.hex()}.part").open("r+b") as file:
         file.seek(2 * BLOCK + 5)
@@ -174,13 +174,13 @@ def test_what_rotted_in_the_meantime_is_fetched_again(store, manifest):
     assert [i for i, here in enumerate(again.have) if here] == [0, 7]
 
 
-def test_what_another_block_size_left_is_used_as_far_as_it_goes(source, store, manifest):
+def test_blocks_of_an_earlier_transfer_with_another_block_size_are_used(source, store, manifest):
     fill(store.begin(manifest), [0, 1, 2])
     larger = source.manifest(manifest.object, 2 * BLOCK)
     assert list(ObjectStore(store.folder, durable=False).begin(larger).have) == [1, 0, 0, 0]
 
 
-def test_leftovers_of_another_size_are_not_trusted(store, manifest):
+def test_an_unfinished_file_of_another_size_is_not_used(store, manifest):
     (store.folder / f"{manifest.object.hex()}.part").write_bytes(BODY + b"more")
     partial = store.begin(manifest)
     assert not any(partial.have)
@@ -189,7 +189,7 @@ def test_leftovers_of_another_size_are_not_trusted(store, manifest):
     assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
 
 
-def test_blocks_that_do_not_make_the_object_that_was_named_are_forgotten(store, manifest):
+def test_blocks_that_give_another_hash_than_the_manifest_are_removed(store, manifest):
     liar = replace(manifest, object=b"x" * 32)
     partial = store.begin(liar)
     fill(partial, range(8))
@@ -197,13 +197,13 @@ def test_blocks_that_do_not_make_the_object_that_was_named_are_forgotten(store, 
     assert not list(store.folder.iterdir())
 
 
-def test_one_object_is_on_its_way_at_a_time_so_that_broken_offers_fill_no_disk(store, manifest):
+def test_a_store_keeps_only_one_unfinished_object(store, manifest):
     fill(store.begin(replace(manifest, object=b"x" * 32)), [0])
     store.begin(manifest)
     assert [p.stem for p in store.folder.glob("*.part")] == [manifest.object.hex()]
 
 
-def test_abandoning_keeps_or_forgets_what_has_come_and_closes_the_file(store, manifest):
+def test_an_abandoned_transfer_keeps_or_removes_its_blocks_and_closes_its_file(store, manifest):
     for forget in (False, True):
         partial = store.begin(manifest)
         fill(partial, [0])
@@ -212,12 +212,12 @@ def test_abandoning_keeps_or_forgets_what_has_come_and_closes_the_file(store, ma
     assert not open_files(store.folder)
 
 
-def test_one_that_is_forgotten_keeps_no_file_open(store, manifest):
+def test_an_unreferenced_transfer_keeps_no_file_open(store, manifest):
     fill(store.begin(manifest), [0])
     assert not open_files(store.folder)
 
 
-def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
+def test_keep_removes_other_objects_and_sweep_removes_unfinished_files(store, manifest):
     names = [store.put(weights(10, seed)).object for seed in range(3)]
     store.begin(manifest)
     (store.folder / "new-1-2").touch()
@@ -231,7 +231,7 @@ def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
     assert [p.suffix for p in store.folder.iterdir()] == [".body"] and store.names() == [names[0]]
 
 
-def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(store):
+def test_keep_removes_unfinished_files_of_dead_processes_and_not_its_own(store):
     """In a container every process has the same id, so the id cannot tell processes apart."""
     dead = store.folder / f"new-{os.getpid()}-140398444050560"
     dead.write_bytes(b"half")
@@ -247,7 +247,7 @@ def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(st
     assert ours and not dead.exists() and store.names() == [name]
 
 
-def test_what_this_process_wrote_is_not_read_again_however_often_it_is_offered(store, manifest, monkeypatch):
+def test_blocks_that_this_process_wrote_are_not_read_again_at_a_later_offer(store, manifest, monkeypatch):
     fill(store.begin(manifest), [0, 2])
     monkeypatch.setattr(
         "protofleet.protocol.storage.store.short_hash", lambda data: pytest.fail("it was read again")
@@ -258,7 +258,7 @@ def test_what_this_process_wrote_is_not_read_again_however_often_it_is_offered(s
     assert not any(store.begin(manifest).have)
 
 
-def test_parts_that_are_not_those_of_the_body_are_found_when_it_is_whole(store, manifest):
+def test_a_manifest_with_wrong_parts_is_refused_when_the_body_is_complete(store, manifest):
     (table, size), (_, rest) = manifest.parts
     for parts_ in (
         ((table, size + 4), ("weights", rest - 4)),
@@ -271,7 +271,7 @@ def test_parts_that_are_not_those_of_the_body_are_found_when_it_is_whole(store, 
         assert not list(store.folder.iterdir())
 
 
-def test_parts_may_be_cut_finer_than_the_body_and_hold_nothing(store, manifest):
+def test_parts_of_a_manifest_may_be_finer_than_the_body_or_empty(store, manifest):
     (table, size), (kind, rest) = manifest.parts
     finer = ((table, 4), (table, size - 4), ("counts", 0), (kind, 8), (kind, rest - 8))
     partial = store.begin(replace(manifest, parts=finer))
@@ -280,7 +280,7 @@ def test_parts_may_be_cut_finer_than_the_body_and_hold_nothing(store, manifest):
     assert store.has(manifest.object)
 
 
-def test_an_object_of_one_block_is_never_half_here(tmp_path, source, manifest):
+def test_an_object_of_one_block_is_never_stored_in_part(tmp_path, source, manifest):
     """No file waits for further blocks, and a block of another object leaves no file."""
     whole = source.manifest(manifest.object, block=len(BODY))
     store = ObjectStore(tmp_path / "other")
@@ -294,7 +294,7 @@ def test_an_object_of_one_block_is_never_half_here(tmp_path, source, manifest):
     assert store.has(manifest.object) and store.read(manifest.object, 0, len(BODY)) == BODY
 
 
-def test_an_object_of_one_block_puts_an_unfinished_one_out_of_the_way(tmp_path, source, manifest):
+def test_an_object_of_one_block_removes_an_unfinished_object(tmp_path, source, manifest):
     store = ObjectStore(tmp_path / "other")
     fill(store.begin(manifest), [0])
     other = source.put(weights(10, 5))
@@ -303,7 +303,7 @@ def test_an_object_of_one_block_puts_an_unfinished_one_out_of_the_way(tmp_path, 
 
 
 @pytest.mark.parametrize("size", [100, (SMALL >> 2) + 1])
-def test_what_is_loaded_is_what_is_opened_and_can_be_written_to(store, size):
+def test_loaded_arrays_are_equal_to_opened_arrays_and_are_writeable(store, size):
     name = store.put(weights(size)).object
     opened, loaded = store.open(name), store.load(name)
     np.testing.assert_array_equal(opened["weights.w"], loaded["weights.w"])

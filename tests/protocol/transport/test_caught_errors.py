@@ -21,7 +21,7 @@ class Connection:
 
 
 @pytest.mark.parametrize("hours", [1, 3])
-def test_each_place_is_logged_once_an_hour_with_how_often_it_was_not(caplog, hours):
+def test_each_place_is_logged_once_an_hour_with_the_number_of_errors_not_logged(caplog, hours):
     now = [0.0]
     connection = Connection(lambda: now[0])
     with caplog.at_level(logging.ERROR):

@@ -27,9 +27,7 @@ def test_frames_arrive_unchanged_and_in_order(any_broker, peer, federation):
     assert [receiver.frame(topic) for _ in frames] == frames
 
 
-def test_more_than_a_socket_holds_leaves_at_qos_0_in_order_and_before_the_connection_is_closed(
-    any_broker, peer, federation
-):
+def test_more_frames_than_a_socket_holds_arrive_in_order_at_qos_0(any_broker, peer, federation):
     topic = f"{federation}/up/d1"
     receiver = peer("c", any_broker.address, subscriptions=[topic]).ready()
     sender = peer("d1", any_broker.address).ready()
@@ -41,7 +39,7 @@ def test_more_than_a_socket_holds_leaves_at_qos_0_in_order_and_before_the_connec
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_a_frame_reaches_others_at_the_qos_at_which_it_was_published(start_mosquitto, peer, federation, qos):
+def test_a_frame_arrives_at_the_qos_at_which_it_was_published(start_mosquitto, peer, federation, qos):
     broker = start_mosquitto()
     topic, heard = f"{federation}/up/d1", queue.SimpleQueue()
     other = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
@@ -57,7 +55,7 @@ def test_a_frame_reaches_others_at_the_qos_at_which_it_was_published(start_mosqu
     other.loop_stop()
 
 
-def test_a_topic_is_heard_between_subscribing_and_unsubscribing(any_broker, peer, federation):
+def test_frames_of_a_topic_arrive_only_between_subscribe_and_unsubscribe(any_broker, peer, federation):
     one, two = f"{federation}/one", f"{federation}/two"
     both = peer("p", any_broker.address, subscriptions=[two]).ready()
     both.mqtt.publish(one, b"before")
@@ -71,7 +69,7 @@ def test_a_topic_is_heard_between_subscribing_and_unsubscribing(any_broker, peer
 
 
 @pytest.mark.parametrize("how", [LocalBroker.stop, LocalBroker.kill])
-def test_after_a_restart_of_the_broker_all_topics_are_heard_again(how, start_mosquitto, peer, federation):
+def test_all_subscriptions_work_again_after_a_restart_of_the_broker(how, start_mosquitto, peer, federation):
     broker = start_mosquitto()
     given, added = f"{federation}/given", f"{federation}/added"
     device = peer("d", broker.address, subscriptions=[given]).ready()
@@ -87,7 +85,7 @@ def test_after_a_restart_of_the_broker_all_topics_are_heard_again(how, start_mos
         assert device.frame(topic) == b"again"
 
 
-def test_nothing_stale_is_sent_after_a_reconnect(start_mosquitto, peer, federation):
+def test_no_stale_frame_is_sent_after_a_reconnect(start_mosquitto, peer, federation):
     broker = start_mosquitto()
     topic = f"{federation}/x"
     device = peer("d", broker.address, subscriptions=[topic]).ready()
@@ -102,7 +100,7 @@ def test_nothing_stale_is_sent_after_a_reconnect(start_mosquitto, peer, federati
     assert device.frame(topic) == b"fresh"
 
 
-def test_no_broker_yet_is_told_with_address_and_error_and_tried_until_one_comes(tmp_path, broker, peer):
+def test_a_missing_broker_is_reported_with_its_address_and_tried_until_it_starts(tmp_path, broker, peer):
     later = LocalBroker(tmp_path, "mosquitto")
     with later:
         address = later.address
@@ -113,7 +111,7 @@ def test_no_broker_yet_is_told_with_address_and_error_and_tried_until_one_comes(
         device.ready()
 
 
-def test_a_will_is_sent_when_the_connection_dies_and_is_kept(any_broker, peer, federation):
+def test_a_will_is_published_when_the_connection_is_lost_and_is_retained(any_broker, peer, federation):
     topic = f"{federation}/dev/d/state"
     watcher = peer("w", any_broker.address, subscriptions=[topic]).ready()
     device = peer("d", any_broker.address, will=Will(topic, b"offline")).ready()
@@ -124,7 +122,7 @@ def test_a_will_is_sent_when_the_connection_dies_and_is_kept(any_broker, peer, f
     assert peer("late", any_broker.address, subscriptions=[topic]).frame(topic) == b"offline"
 
 
-def test_a_birth_is_kept_for_those_who_come_later(any_broker, peer, federation):
+def test_a_birth_is_retained_for_later_subscribers(any_broker, peer, federation):
     topic = f"{federation}/dev/d/state"
     device = peer("d", any_broker.address, subscriptions=[topic]).ready()
     device.mqtt.publish(topic, b"online", retain=True)
@@ -133,7 +131,7 @@ def test_a_birth_is_kept_for_those_who_come_later(any_broker, peer, federation):
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_whoever_closes_sends_all_first_and_no_will(any_broker, peer, federation):
+def test_a_client_that_closes_sends_all_its_frames_and_no_will(any_broker, peer, federation):
     topic, will = f"{federation}/up/d", f"{federation}/dev/d/state"
     watcher = peer("w", any_broker.address, subscriptions=[topic, will]).ready()
     device = peer("d", any_broker.address, will=Will(will, b"offline")).ready()
@@ -147,7 +145,7 @@ def test_whoever_closes_sends_all_first_and_no_will(any_broker, peer, federation
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_a_session_keeps_frames_for_a_device_that_is_away(any_broker, peer, federation):
+def test_a_session_keeps_frames_for_a_disconnected_device(any_broker, peer, federation):
     topic = f"{federation}/down/d"
     session = {"clean_start": False, "session_seconds": 60}
     peer("d", any_broker.address, subscriptions=[topic], **session).ready().mqtt.close()
@@ -157,7 +155,7 @@ def test_a_session_keeps_frames_for_a_device_that_is_away(any_broker, peer, fede
     assert peer("d", any_broker.address, **session).frame(topic) == b"meanwhile"
 
 
-def test_of_two_with_one_name_one_hears_what_is_wrong(any_broker, peer):
+def test_one_of_two_clients_with_the_same_name_gets_the_reason(any_broker, peer):
     # Mosquitto 2.1 sends code 142, and the older client stops. Older brokers send no code, and both return in turn.
     first = peer("twin", any_broker.address)
     peer("twin", any_broker.address)
@@ -165,7 +163,7 @@ def test_of_two_with_one_name_one_hears_what_is_wrong(any_broker, peer):
     assert "another process" in lost.reason
 
 
-def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, start_mosquitto, peer):
+def test_a_publish_against_the_acl_is_denied_and_other_topics_still_work(tmp_path, start_mosquitto, peer):
     rules = tmp_path / "acl"
     rules.write_text("topic readwrite echo/#\ntopic readwrite free/#\n")
     rules.chmod(0o600)
@@ -182,14 +180,14 @@ def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, st
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_a_publish_that_nobody_hears_is_not_denied(broker, peer, federation):
+def test_a_publish_without_subscribers_is_not_denied(broker, peer, federation):
     device = peer("d", broker.address).ready()
     device.mqtt.publish(f"{federation}/nobody", b"x")  # Mosquitto acknowledges with code 16.
     device.mqtt.close()
     assert device.inbox.empty()
 
 
-def test_a_frame_above_the_brokers_limit_is_refused_here_and_the_largest_passes(broker, peer, federation):
+def test_the_client_denies_a_frame_above_the_packet_limit_and_sends_the_largest(broker, peer, federation):
     topic = f"{federation}/x"
     device = peer("d", broker.address, subscriptions=[topic])
     limit = device.next(Connected).max_packet
@@ -203,7 +201,7 @@ def test_a_frame_above_the_brokers_limit_is_refused_here_and_the_largest_passes(
     assert len(device.frame(topic)) == largest
 
 
-def test_frames_of_every_length_that_a_header_can_have_arrive_whole(any_broker, peer, federation):
+def test_frames_with_each_length_of_a_packet_header_arrive_complete(any_broker, peer, federation):
     topic = f"{federation}/\u00e9"
     receiver = peer("r", any_broker.address, subscriptions=[topic]).ready()
     sender = peer("s", any_broker.address).ready()
@@ -259,7 +257,7 @@ class Sys:
         self._client.loop_stop()
 
 
-def test_the_packet_sizes_that_we_compute_are_those_that_mosquitto_counts(start_mosquitto, peer, federation):
+def test_the_computed_packet_sizes_are_the_sizes_that_mosquitto_counts(start_mosquitto, peer, federation):
     broker, topic = start_mosquitto(sys_seconds=1), f"{federation}/up/\u00e9"
     sys = Sys(broker.address, topic)
     device = peer("d", broker.address).ready()

@@ -28,7 +28,7 @@ REFUSED = [(132, "MQTT 5"), (133, "client id"), (134, "password"), (135, "ACL"),
 
 
 @pytest.mark.parametrize(("code", "words"), FOR_GOOD)
-def test_a_disconnect_that_is_meant_for_good_ends_all_trying(scripted, peer, code, words):
+def test_a_client_does_not_reconnect_after_a_final_disconnect(scripted, peer, code, words):
     broker = scripted([WELCOME, disconnect(code)])
     device = peer("d", broker.address)
     lost = device.next(Disconnected)
@@ -39,7 +39,7 @@ def test_a_disconnect_that_is_meant_for_good_ends_all_trying(scripted, peer, cod
 
 
 @pytest.mark.parametrize(("code", "words"), REFUSED)
-def test_a_connect_refused_for_good_ends_all_trying(scripted, peer, code, words):
+def test_a_client_does_not_reconnect_after_a_final_refusal(scripted, peer, code, words):
     broker = scripted([connack(code)], [WELCOME])
     lost = peer("d", broker.address).next(Disconnected)
     assert lost.final and words in lost.reason and f"({code})" in lost.reason
@@ -48,7 +48,7 @@ def test_a_connect_refused_for_good_ends_all_trying(scripted, peer, code, words)
         broker.expect(CONNECT, seconds=0.5)  # Longer than the longest pause before a second try.
 
 
-def test_a_broker_of_mqtt_3_is_told_as_one(scripted, peer):
+def test_the_reason_names_mqtt_5_if_the_broker_supports_only_mqtt_3(scripted, peer):
     lost = peer("d", scripted([b"\x20\x02\x00\x01"]).address).next(Disconnected)
     assert lost.final and "MQTT 5" in lost.reason
 
@@ -56,7 +56,7 @@ def test_a_broker_of_mqtt_3_is_told_as_one(scripted, peer):
 @pytest.mark.parametrize(
     "bad_day", [[connack(136)], [connack(137)], [WELCOME, disconnect(139)], [WELCOME, None], [None]]
 )
-def test_what_may_pass_is_tried_again(scripted, peer, bad_day):
+def test_a_client_reconnects_after_a_temporary_failure(scripted, peer, bad_day):
     broker = scripted(bad_day, bad_day, [WELCOME])
     device = peer("d", broker.address)
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_what_may_pass_is_tried_again(scripted, peer, bad_day):
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     ],
 )
-def test_nonsense_costs_a_connection_and_no_more(scripted, peer, nonsense, caplog):
+def test_malformed_bytes_end_only_the_connection(scripted, peer, nonsense, caplog):
     broker = scripted([nonsense, None], [WELCOME])
     device = peer("d", broker.address, subscriptions=["x"])
     device.next(Disconnected, lambda item: not item.final)
@@ -87,7 +87,7 @@ def test_nonsense_costs_a_connection_and_no_more(scripted, peer, nonsense, caplo
     device.next(Connected)
 
 
-def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monkeypatch, caplog):
+def test_an_error_inside_paho_ends_only_the_connection(scripted, peer, monkeypatch, caplog):
     broker = scripted([WELCOME])
     device = peer("d", broker.address)
     device.next(Connected)
@@ -98,14 +98,14 @@ def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monk
     device.next(Connected)
 
 
-def test_a_topic_that_is_no_utf8_is_dropped_and_the_next_frame_arrives(scripted, peer, caplog):
+def test_a_frame_whose_topic_is_not_utf8_is_dropped_and_the_next_arrives(scripted, peer, caplog):
     bad, good = b"\x30\x05\x00\x01\xff\x00x", b"\x30\x05\x00\x01t\x00x"
     device = peer("d", scripted([WELCOME + bad + good]).address)
     device.next(Connected)
     assert device.inbox.get(timeout=20) == Arrived("t", b"x")
 
 
-def test_the_brokers_limits_are_told_and_kept(scripted, peer):
+def test_a_client_reports_and_obeys_the_limits_of_the_broker(scripted, peer):
     broker = scripted([connack(properties=max_packet(100) + receive_max(3))])
     device = peer("d", broker.address)
     assert device.next(Connected) == Connected(max_packet=100, receive_max=3)
@@ -122,11 +122,11 @@ def test_the_brokers_limits_are_told_and_kept(scripted, peer):
     assert [packet[-1] for packet in seen] == list(range(10))
 
 
-def test_a_broker_that_states_no_limits_has_those_of_mqtt(scripted, peer):
+def test_a_broker_that_states_no_limits_has_the_default_limits_of_mqtt(scripted, peer):
     assert peer("d", scripted([WELCOME]).address).next(Connected) == Connected(268_435_455, 65_535)
 
 
-def test_a_failed_acknowledgement_is_told_with_its_topic(scripted, peer):
+def test_a_negative_acknowledgement_is_reported_with_its_topic(scripted, peer):
     broker = scripted([WELCOME])
     device = peer("d", broker.address)
     device.next(Connected)
@@ -137,7 +137,7 @@ def test_a_failed_acknowledgement_is_told_with_its_topic(scripted, peer):
     assert device.inbox.empty()
 
 
-def test_a_refused_subscription_is_told_with_its_topic(scripted, peer):
+def test_a_refused_subscription_is_reported_with_its_topic(scripted, peer):
     broker = scripted([WELCOME])
     device = peer("d", broker.address, subscriptions=["a"])
     device.next(Connected)
@@ -150,7 +150,7 @@ def test_a_refused_subscription_is_told_with_its_topic(scripted, peer):
         assert denied.topic == topic and "Not authorized (135)" in denied.reason
 
 
-def test_a_publish_while_there_is_no_connection_is_dropped(scripted, peer):
+def test_a_publish_without_a_connection_is_dropped(scripted, peer):
     broker = scripted([], [WELCOME])
     device = peer("d", broker.address)
     broker.expect(CONNECT)  # It gets no answer before the publish; otherwise the second try might come first.
@@ -162,7 +162,7 @@ def test_a_publish_while_there_is_no_connection_is_dropped(scripted, peer):
     assert broker.expect(PUBLISH).endswith(b"sent")
 
 
-def test_what_was_not_acknowledged_is_not_sent_again_by_itself(scripted, peer):
+def test_an_unacknowledged_frame_is_not_sent_again_after_a_reconnect(scripted, peer):
     broker = scripted([WELCOME], [WELCOME])
     device = peer("d", broker.address)
     device.next(Connected)
@@ -181,7 +181,7 @@ class Brittle(queue.SimpleQueue):
         super().put(item)
 
 
-def test_an_inbox_that_raises_does_not_stop_the_network_thread(broker, federation, caplog):
+def test_a_receive_queue_that_raises_does_not_stop_the_network_thread(broker, federation, caplog):
     inbox = Brittle()
     with caplog.at_level(logging.ERROR):
         mqtt = Mqtt(f"{federation}.d", broker.address, inbox, subscriptions=["echo"])
@@ -195,7 +195,7 @@ def test_an_inbox_that_raises_does_not_stop_the_network_thread(broker, federatio
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
+def test_close_sends_a_disconnect_and_kill_does_not(scripted, peer):
     for end, goodbyes in ((Mqtt.close, 1), (Mqtt.kill, 0)):
         broker = scripted([WELCOME])
         device = peer(end.__name__, broker.address, will=Will("w", b"gone"))
@@ -215,7 +215,7 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
         assert heard.count(DISCONNECT) == goodbyes
 
 
-def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, peer):
+def test_a_client_that_may_return_reconnects_after_a_takeover_of_its_name(scripted, peer):
     """A coordinator learns from messages under its name which of two processes is the later one; a device cannot."""
     broker = scripted([WELCOME, disconnect(142)], [WELCOME])
     coordinator = peer("c", broker.address, returns=lambda: True)
@@ -225,7 +225,7 @@ def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, pee
 
 
 @pytest.mark.parametrize("says", ["taken over", "nothing"])
-def test_a_client_that_does_not_retry_after_a_cut_waits_for_its_owner(scripted, peer, says):
+def test_a_client_without_retries_after_a_cut_waits_for_a_call_of_connect(scripted, peer, says):
     broker = scripted([WELCOME, disconnect(142)] if says == "taken over" else [WELCOME, None], [WELCOME])
     coordinator = peer("c", broker.address, retries_after_cut=False)
     lost = coordinator.next(Disconnected)

@@ -23,7 +23,7 @@ def threads_of(name):
 
 
 @pytest.mark.usefixtures("time_to_leave")
-def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer, federation):
+def test_many_connections_share_one_thread_which_ends_with_the_last_connection(broker, peer, federation):
     network = NetworkThreads(federation)
     topics = [f"{federation}/{i}" for i in range(MANY)]
     peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
@@ -79,7 +79,7 @@ def first_of_its_name_ends_slowly(request):
 
 @pytest.mark.usefixtures("first_of_its_name_ends_slowly")
 @pytest.mark.parametrize("connections", [1, 2])
-def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left(connections):
+def test_no_thread_is_left_after_join_of_the_last_connection(connections):
     for i in range(10):
         network = NetworkThreads(f"alone-{i}")
         for _ in range(connections):
@@ -89,7 +89,7 @@ def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left(connecti
         assert threads_of(f"alone-{i}") == []
 
 
-def test_all_come_back_after_a_restart_of_their_broker(start_mosquitto, peer, federation):
+def test_all_connections_return_after_a_restart_of_their_broker(start_mosquitto, peer, federation):
     broker, network = start_mosquitto(), NetworkThreads(federation)
     topics = [f"{federation}/{i}" for i in range(MANY)]
     peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
@@ -112,7 +112,7 @@ def test_a_broker_that_breaks_one_connection_breaks_no_other(scripted, broker, p
         assert good.next(Arrived).frame == b"on"
 
 
-def test_a_silent_connection_is_kept_alive(scripted, peer, monkeypatch):
+def test_a_ping_keeps_a_silent_connection_alive(scripted, peer, monkeypatch):
     monkeypatch.setattr(over_mqtt, "KEEPALIVE_SECONDS", 1)
     monkeypatch.setattr(networks, "CHECK_SECONDS", 0.2)
     broker = scripted([WELCOME])
@@ -129,7 +129,7 @@ def seconds_of_keepalive(monkeypatch):
 
 @pytest.mark.usefixtures("seconds_of_keepalive")
 @pytest.mark.parametrize("script", [[WELCOME], []])
-def test_a_broker_that_says_nothing_is_given_up(scripted, peer, script):
+def test_a_connection_to_a_silent_broker_is_ended(scripted, peer, script):
     device = peer("d", scripted(script).address)
     lost = device.next(Disconnected)
     assert "it is silent" in lost.reason and not lost.final
@@ -146,10 +146,8 @@ class Clock:
 
 
 @pytest.mark.usefixtures("seconds_of_keepalive")
-def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answered(
-    scripted, peer, monkeypatch
-):
-    """The test has its own clock, because on a machine that stops for a second the line would seem silent."""
+def test_a_connection_that_receives_a_long_frame_is_kept_without_a_ping_reply(scripted, peer, monkeypatch):
+    """The test has its own clock, because on a machine that pauses for a second the connection would seem silent."""
     clock = Clock()
     monkeypatch.setattr(over_mqtt, "time", clock)
     broker = scripted([WELCOME])
@@ -160,7 +158,9 @@ def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answer
         clock.now += 0.35  # The whole frame takes more than three times as long as a silence may last.
         broker.say(b"x")
         seen, deadline = clock.looks, time.monotonic() + PATIENCE
-        while clock.looks < seen + 4 and time.monotonic() < deadline:  # it has read what has come, and looked
+        while (
+            clock.looks < seen + 4 and time.monotonic() < deadline
+        ):  # The thread has read the byte and the clock.
             time.sleep(0.01)
     assert device.inbox.get(timeout=PATIENCE) == Arrived("t", bytes(b"x" * 10))
     broker.expect(PINGREQ)
@@ -168,8 +168,8 @@ def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answer
 
 @pytest.mark.usefixtures("time_to_leave")
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_who_waits_for_its_next_try_can_leave_at_once(end, tmp_path, broker, peer, federation):
-    """The pause is longer than the test."""
+def test_a_client_that_waits_for_its_next_try_ends_at_once(end, tmp_path, broker, peer, federation):
+    """The pause before the next try is longer than the test."""
     with LocalBroker(tmp_path, "mosquitto") as gone:
         address = gone.address
     network = NetworkThreads(federation)

@@ -8,12 +8,12 @@ from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 SMALL = Publish("t", b"", False, 10)
 
 
-def nobody() -> None:
-    """Do nothing when the outbox has something to send."""
+def wake_no_thread() -> None:
+    """Do nothing when the outbox has a packet to send."""
 
 
-def test_a_full_outbox_refuses_instead_of_growing():
-    outbox = Outbox(nobody)
+def test_a_full_outbox_refuses_further_frames():
+    outbox = Outbox(wake_no_thread)
     outbox.connected(window=1, max_packet=MAX_BYTES)
     half = Publish("t", b"", False, (MAX_BYTES - RESERVED) // 2 - SMALL.size)
     assert outbox.put(half) is outbox.put(half) is None
@@ -27,15 +27,15 @@ def test_a_full_outbox_refuses_instead_of_growing():
     assert outbox.put(Subscribe("t")) is None and outbox.take() is None
 
 
-def test_a_very_long_outbox_refuses_too():
-    outbox = Outbox(nobody)
+def test_an_outbox_with_too_many_orders_refuses_further_frames():
+    outbox = Outbox(wake_no_thread)
     outbox.connected(window=1, max_packet=10)
     assert [outbox.put(SMALL) for _ in range(MAX_ORDERS)] == [None] * MAX_ORDERS
     assert "wait for the broker already" in outbox.put(SMALL)
 
 
-def test_the_outbox_is_empty_only_when_all_is_executed_and_acknowledged():
-    outbox = Outbox(nobody)
+def test_the_outbox_is_empty_only_when_all_orders_are_executed_and_acknowledged():
+    outbox = Outbox(wake_no_thread)
     outbox.connected(window=1, max_packet=10)
     assert outbox.wait_until_empty(0)
     outbox.put(SMALL)
@@ -51,8 +51,8 @@ def test_the_outbox_is_empty_only_when_all_is_executed_and_acknowledged():
     assert outbox.wait_until_empty(0)  # There is nothing left to wait for.
 
 
-def test_what_needs_no_acknowledgement_waits_for_none():
-    outbox = Outbox(nobody)
+def test_a_frame_at_qos_0_does_not_wait_for_acknowledgements():
+    outbox = Outbox(wake_no_thread)
     outbox.connected(window=1, max_packet=10)
     block = Publish("t", b"", False, 10, qos=0)
     for order in (SMALL, block, block, SMALL):
@@ -65,7 +65,7 @@ def test_what_needs_no_acknowledgement_waits_for_none():
     assert outbox.take() is SMALL
 
 
-def test_pauses_grow_to_their_limit_and_are_drawn_anew_for_everyone():
+def test_pauses_grow_to_their_limit_and_are_random_for_each_client():
     fleet = [Backoff(0.5, 30.0) for _ in range(200)]
     for n in range(10):
         longest = min(30.0, 0.5 * 2**n)
@@ -76,7 +76,7 @@ def test_pauses_grow_to_their_limit_and_are_drawn_anew_for_everyone():
     assert fleet[0].pause() <= 0.5
 
 
-def test_only_short_connections_that_end_in_a_row_without_a_disconnect_look_like_two_of_one_name():
+def test_only_short_cut_connections_in_a_row_count_as_flapping():
     backoff = Backoff(0.5, 30.0)
     cut, said = ConnectionEnd("cut", without_disconnect=True), ConnectionEnd("said")
     for ending, lasted, flapping in (
@@ -87,7 +87,7 @@ def test_only_short_connections_that_end_in_a_row_without_a_disconnect_look_like
         assert backoff.flapping == flapping
 
 
-def test_what_is_put_wakes_who_takes_it_unless_there_is_no_connection():
+def test_an_order_wakes_the_sending_thread_only_while_there_is_a_connection():
     woken: list[int] = []
     outbox = Outbox(lambda: woken.append(1))
     outbox.put(SMALL)

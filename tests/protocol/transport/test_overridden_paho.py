@@ -1,4 +1,4 @@
-"""Tests that name what StreamClient takes the place of in paho, so that a new paho that moves it fails by name."""
+"""Tests of the private methods of paho that StreamClient overrides; a new paho that moves one fails here."""
 
 import inspect
 import re
@@ -33,7 +33,7 @@ def test_paho_reads_and_writes_its_socket_through_the_method_that_we_override(na
     ("call", "name"), [(r"_sock\.recv\(|_sock_recv\(", "_sock_recv"), (r"_sock\.send\(", "_sock_send")]
 )
 def test_no_other_method_of_paho_moves_bytes_of_the_mqtt_stream(call, name):
-    """A method that used the socket itself would take bytes that StreamClient has read, or pass those that wait."""
+    """A method that used the socket itself would miss bytes that StreamClient has read, or overtake waiting bytes."""
     found = {
         method
         for method, function in inspect.getmembers(Client, inspect.isfunction)
@@ -42,8 +42,8 @@ def test_no_other_method_of_paho_moves_bytes_of_the_mqtt_stream(call, name):
     assert found - {name} <= {"_packet_read"}
 
 
-def test_every_other_name_of_stream_client_is_ours_alone():
-    """A new paho that used one of these names would share our state without a word."""
+def test_no_other_name_of_stream_client_exists_in_paho():
+    """A new paho that used one of these names would share our state without an error."""
     theirs = {*dir(Client), *vars(Client(CallbackAPIVersion.VERSION2))}
     ours = {*vars(StreamClient), *vars(StreamClient(CallbackAPIVersion.VERSION2))} - vars(
         Client(CallbackAPIVersion.VERSION2)

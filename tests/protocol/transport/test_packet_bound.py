@@ -37,7 +37,7 @@ def flood(server, heard):
 
 
 def test_a_packet_of_100_mb_ends_the_connection_at_its_header():
-    """Earlier the packet was kept whole and copied: the process took 200 MB more."""
+    """A client that kept and copied the whole packet would need 200 MB more memory."""
     heard, inbox = {}, queue.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as server:
         broker = threading.Thread(target=flood, args=(server, heard))
@@ -58,7 +58,7 @@ def test_a_packet_of_100_mb_ends_the_connection_at_its_header():
     assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < HUGE / 4
 
 
-def test_a_packet_at_the_limit_is_taken_and_one_byte_more_is_not():
+def test_a_packet_at_the_limit_is_accepted_and_one_byte_more_is_refused():
     head, frame = publish(b"t", bytes(MOST_RECEIVED - 4), False, 0)
     (message,) = PacketReader().read(memoryview(head + frame))
     assert len(message.payload) == MOST_RECEIVED - 4

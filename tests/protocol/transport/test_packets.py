@@ -42,7 +42,7 @@ STREAM = [
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 1000, 65_536, 1 << 20])
-def test_a_stream_gives_the_same_packets_wherever_it_is_cut(most):
+def test_a_stream_gives_the_same_packets_for_pieces_of_any_size(most):
     draw, reader = random.Random(most), PacketReader()
     stream, found = memoryview(b"".join(one for one, _ in STREAM)), []
     while stream:
@@ -53,7 +53,7 @@ def test_a_stream_gives_the_same_packets_wherever_it_is_cut(most):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_packet_has_the_size_that_is_counted_for_it(size):
+def test_a_packet_has_the_computed_size(size):
     at_qos_1, at_qos_0 = whole(b"a/topic", bytes(size), 9), whole(b"a/topic", bytes(size), 0)
     assert len(at_qos_1) == packet_bytes("a/topic", size)
     assert len(at_qos_0) in (len(at_qos_1) - 2, len(at_qos_1) - 3)  # Its length may be a byte shorter too.
@@ -73,6 +73,6 @@ def test_a_packet_has_the_size_that_is_counted_for_it(size):
         b"\x90\x80\x80\x80\x80\x80",
     ],
 )
-def test_what_no_broker_should_send_is_refused(packet):
+def test_a_malformed_packet_is_refused(packet):
     with pytest.raises(MalformedPacketError):
         PacketReader().read(memoryview(packet))

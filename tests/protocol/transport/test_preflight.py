@@ -1,4 +1,4 @@
-"""Tests of the words for why a broker cannot be used; the preflight and a running transport use the same words."""
+"""Tests of the reasons why a broker cannot be used; the preflight and a running transport report the same reasons."""
 
 import os
 import queue
@@ -81,7 +81,7 @@ def listener():
         sock.close()
 
 
-def heard_by_a_transport(address: BrokerAddress, name: str = "d1") -> str:
+def reason_of_a_transport(address: BrokerAddress, name: str = "d1") -> str:
     inbox = queue.SimpleQueue()
     mqtt = Mqtt(name, address, inbox)
     mqtt.connect()
@@ -93,73 +93,73 @@ def heard_by_a_transport(address: BrokerAddress, name: str = "d1") -> str:
     return item.reason
 
 
-def assert_both_say(address: BrokerAddress, *parts: str) -> None:
-    for sentence in (preflight(address), heard_by_a_transport(address)):
+def assert_both_report(address: BrokerAddress, *parts: str) -> None:
+    for sentence in (preflight(address), reason_of_a_transport(address)):
         assert sentence is not None and "\n" not in sentence
         for part in (str(address), *parts):
             assert part in sentence
 
 
-def test_a_good_broker_has_no_problem(any_broker):
+def test_the_preflight_reports_no_problem_with_a_working_broker(any_broker):
     assert preflight(any_broker.address) is None
 
 
-def test_nothing_listens_there():
+def test_a_port_without_a_server_is_reported():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # The socket stays bound, so no other process listens there.
         address = BrokerAddress(port=silent.getsockname()[1])
-        assert_both_say(address, "nothing listens there", "start a broker, or correct host and port")
+        assert_both_report(address, "nothing listens there", "start a broker, or correct host and port")
 
 
-def test_nobody_knows_the_host():
-    assert_both_say(BrokerAddress("no-such-host.invalid"), "the host name no-such-host.invalid is unknown")
+def test_an_unknown_host_is_reported():
+    assert_both_report(BrokerAddress("no-such-host.invalid"), "the host name no-such-host.invalid is unknown")
 
 
-def test_something_else_answers(listener):
+def test_an_answer_that_is_not_mqtt_is_reported(listener):
     sentence = preflight(listener(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     assert "no MQTT broker (it said b'HTTP/1." in sentence
 
 
-def test_something_hangs_up(listener):
+def test_a_server_that_closes_the_connection_is_reported(listener):
     assert "it is no MQTT broker, or it wants TLS" in preflight(listener(b""))
-    assert "it is no MQTT broker, or it wants TLS" in heard_by_a_transport(listener(b""))
+    assert "it is no MQTT broker, or it wants TLS" in reason_of_a_transport(listener(b""))
 
 
-def test_something_says_nothing(listener):
+def test_a_server_that_does_not_answer_is_reported(listener):
     assert "no answer (timed out)" in preflight(listener(b"", hang_up=False), seconds=0.2)
 
 
-def test_an_answer_that_breaks_off_is_no_brokers(listener):
+def test_an_incomplete_answer_is_reported_as_no_mqtt_broker(listener):
     for words in (b"\x20", b"\x20\x03\x00", b"\x20\x83\x80\x80\x80"):
         assert "no MQTT broker" in preflight(listener(words))
 
 
-def test_an_answer_with_much_to_say_is_understood(listener):
+def test_an_answer_with_many_properties_is_understood(listener):
     properties = b"\xc6\x01" + b"\x26\x00\x01k\x00\xc0" + bytes(192)  # The length field has two bytes.
     assert preflight(listener(b"\x20\xca\x01\x00\x00" + properties)) is None
     assert "(CONNACK 137)" in preflight(listener(b"\x20\xca\x01\x00\x89" + properties))
 
 
 @pytest.mark.parametrize("code", [132, 133, 134, 135, 138, 140, 149, 154, 155, 156, 157])
-def test_a_refusal_is_put_in_words(code):
+def test_each_refusal_code_is_reported_in_words(code):
     broker = ScriptedBroker([connack(code)])
-    assert_both_say(broker.address, FINAL_REASONS[code], str(code))
+    assert_both_report(broker.address, FINAL_REASONS[code], str(code))
     broker.close()
 
 
-def test_mqtt_3_is_put_in_words(listener):
+def test_a_broker_that_supports_only_mqtt_3_is_reported(listener):
     assert "it does not speak MQTT 5" in preflight(listener(b"\x20\x02\x00\x01"))
 
 
-def test_a_wrong_password_is_told_and_never_shown(tmp_path, start_mosquitto):
+def test_a_wrong_password_is_reported_and_never_shown(tmp_path, start_mosquitto):
     (tmp_path / "passwords").write_text("")
     broker = start_mosquitto(f"password_file {tmp_path / 'passwords'}")
     address = replace(broker.address, username="anna", password="secret")
-    assert_both_say(address, "check user name and password")
+    assert_both_report(address, "check user name and password")
     assert "secret" not in f"{address!r}{address}{preflight(address)}"
 
 
-def test_credentials_reach_the_broker_as_they_are():
+def test_credentials_reach_the_broker_unchanged():
     broker = ScriptedBroker([WELCOME])
     name = "n" * 200  # So the length field of the packet has two bytes.
     assert preflight(replace(broker.address, username=name, password="p\u00e4ss"), client_id="d1") is None
@@ -178,42 +178,42 @@ def test_frames_pass_over_tls_in_both_directions(tls, peer, federation):
     assert [device.frame(federation) for _ in frames] == frames
 
 
-def test_a_missing_client_certificate_is_told(tls, authority):
-    assert_both_say(replace(tls, tls=TlsFiles(authority.ca)), "it wants a client certificate")
+def test_a_missing_client_certificate_is_reported(tls, authority):
+    assert_both_report(replace(tls, tls=TlsFiles(authority.ca)), "it wants a client certificate")
 
 
-def test_a_certificate_of_another_authority_is_told(tls, authority, tmp_path):
+def test_a_certificate_of_another_authority_is_reported(tls, authority, tmp_path):
     stranger = Authority(tmp_path / "evil").issue("d1")
     files = TlsFiles(authority.ca, stranger.cert, stranger.key)
-    assert_both_say(replace(tls, tls=files), "it does not know who signed our certificate")
+    assert_both_report(replace(tls, tls=files), "it does not know who signed our certificate")
 
 
-def test_an_expired_certificate_is_told(tls, authority):
+def test_an_expired_certificate_is_reported(tls, authority):
     old = authority.issue("old", until=NOW - DAY)
-    assert_both_say(replace(tls, tls=TlsFiles(authority.ca, old.cert, old.key)), "has expired")
+    assert_both_report(replace(tls, tls=TlsFiles(authority.ca, old.cert, old.key)), "has expired")
 
 
 def test_a_broker_of_another_authority_is_not_trusted(tls, tmp_path):
     files = TlsFiles(Authority(tmp_path, "other CA").ca)
-    assert_both_say(replace(tls, tls=files), "its certificate is not trusted", "compare tls.ca")
+    assert_both_report(replace(tls, tls=files), "its certificate is not trusted", "compare tls.ca")
 
 
-def test_a_broker_certified_under_another_name_is_not_trusted(tls):
-    assert_both_say(replace(tls, host="localhost"), "not made out to localhost")
+def test_a_broker_with_a_certificate_for_another_name_is_not_trusted(tls):
+    assert_both_report(replace(tls, host="localhost"), "not made out to localhost")
 
 
-def test_tls_to_a_plain_port_is_told(broker, tls):
-    assert_both_say(replace(broker.address, tls=tls.tls), "does not speak TLS on this port")
+def test_tls_to_a_plain_port_is_reported(broker, tls):
+    assert_both_report(replace(broker.address, tls=tls.tls), "does not speak TLS on this port")
 
 
-def test_plain_to_a_tls_port_is_told(tls):
+def test_a_plain_connection_to_a_tls_port_is_reported(tls):
     assert "TLS" in preflight(replace(tls, tls=None))
-    assert "TLS" in heard_by_a_transport(replace(tls, tls=None))
+    assert "TLS" in reason_of_a_transport(replace(tls, tls=None))
 
 
-def test_missing_tls_files_are_named_at_once(tls, tmp_path):
+def test_missing_tls_files_are_named(tls, tmp_path):
     gone = replace(tls, tls=TlsFiles(str(tmp_path / "ca.pem")))
-    for ask in (preflight, heard_by_a_transport):
+    for ask in (preflight, reason_of_a_transport):
         try:
             sentence = ask(gone)
         except BrokerError as error:
@@ -234,12 +234,12 @@ def test_an_impossible_address_is_refused(field, value):
         replace(BrokerAddress(), **{field: value})
 
 
-def test_a_certificate_needs_its_key():
+def test_a_certificate_without_its_key_is_refused():
     with pytest.raises(ValueError, match=r"tls\.cert and tls\.key belong together"):
         TlsFiles("ca", cert="c")
 
 
-def test_files_are_taken_of_one_set_though_a_renewal_moves_the_link_in_between(
+def test_certificate_and_key_come_from_one_set_although_a_renewal_moves_the_link(
     authority, tmp_path, monkeypatch
 ):
     for number, name in ((1, "old"), (2, "new")):
@@ -262,7 +262,7 @@ def test_files_are_taken_of_one_set_though_a_renewal_moves_the_link_in_between(
     tls_context(TlsFiles(authority.ca, str(link / "tls.crt"), str(link / "tls.key")))
 
 
-def test_a_key_that_this_user_cannot_read_is_named_with_the_way_out(authority):
+def test_an_unreadable_key_is_named_with_the_reason(authority):
     pair = authority.issue("shut")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)

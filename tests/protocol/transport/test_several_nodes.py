@@ -1,4 +1,4 @@
-"""Tests of a client whose broker has several nodes: settings, the order of tries, and what is said."""
+"""Tests of a client whose broker has several nodes: settings, the order of tries, errors and log lines."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def with_nodes(*ports):
 
 @pytest.fixture
 def closed_ports():
-    """Return three ports that stay bound, so that nobody listens there and no other process takes them."""
+    """Return three ports that stay bound, so that no server listens there and no other process takes them."""
     silent = [socket.socket() for _ in range(3)]
     for one in silent:
         one.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def drawn_first(name, brokers):
         (OperatorSettings, {}),
     ],
 )
-def test_each_party_may_name_several_nodes_and_writes_them_as_it_reads_them(cls, table):
+def test_the_settings_of_each_party_accept_several_nodes_and_write_them_unchanged(cls, table):
     made = decode(cls, {**table, "broker": {"hosts": TWO}})
     assert made.broker.nodes == (BrokerNode("a.example", 8883), BrokerNode("b.example", 8884))
     assert str(made.broker) == "a.example:8883, b.example:8884"
@@ -69,12 +69,12 @@ def test_each_party_may_name_several_nodes_and_writes_them_as_it_reads_them(cls,
     assert decode(cls, written) == made
 
 
-def test_an_experiment_may_name_several_nodes():
+def test_an_experiment_accepts_several_nodes():
     choice = decode(BrokerChoice, {"kind": "external", "address": {"hosts": TWO}}, "broker")
     assert [str(node) for node in choice.address.nodes] == TWO
 
 
-def test_an_address_of_one_node_is_read_and_written_as_before():
+def test_an_address_of_one_node_is_read_and_written_as_host_and_port():
     assert encode(BrokerAddress()) == {
         "host": "127.0.0.1", "port": 1883, "block_qos": 1, "block_bytes": 65_536,
     }  # fmt: skip
@@ -84,7 +84,7 @@ def test_an_address_of_one_node_is_read_and_written_as_before():
     assert replace(made, port=2).nodes == (BrokerNode("hall", 2),)
 
 
-def test_an_ipv6_address_is_in_brackets():
+def test_an_ipv6_address_in_brackets_is_read():
     assert decode(BrokerAddress, {"hosts": ["[::1]:8883"]}).nodes == (BrokerNode("::1", 8883),)
 
 
@@ -115,16 +115,14 @@ def test_a_wrong_list_of_nodes_is_refused_in_one_line(broker, words):
     assert "\n" not in str(caught.value)
 
 
-def test_names_draw_all_nodes_evenly_and_always_the_same_one():
+def test_each_name_always_draws_the_same_node_and_all_nodes_are_drawn_evenly():
     names = [f"protofleet.device-{i}" for i in range(900)]
     drawn = [drawn_index(name, 3) for name in names]
     assert drawn == [drawn_index(name, 3) for name in names]
     assert all(250 < drawn.count(i) < 350 for i in range(3))
 
 
-def test_a_client_begins_at_the_node_that_its_name_draws_and_the_log_says_which(
-    two, peer, federation, caplog
-):
+def test_a_client_begins_at_the_node_that_its_name_draws_and_the_log_names_it(two, peer, federation, caplog):
     caplog.set_level(logging.INFO)
     names = iter(f"d{i}" for i in range(100))
     for place, broker in enumerate(two):
@@ -139,7 +137,7 @@ def test_a_client_of_one_node_does_not_log_where_it_is_connected(broker, peer, c
     assert "is connected to the broker" not in caplog.text
 
 
-def test_when_its_node_is_killed_a_client_goes_to_the_other_node_with_its_topics(
+def test_a_client_goes_to_the_other_node_with_its_topics_when_its_node_is_killed(
     two, peer, federation, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -155,13 +153,13 @@ def test_when_its_node_is_killed_a_client_goes_to_the_other_node_with_its_topics
     assert device.frame(topic) == b"task"
 
 
-def test_a_node_that_does_not_answer_is_passed_over_without_a_word(broker, peer, closed_ports):
+def test_a_client_connects_to_the_only_node_that_answers_without_an_error(broker, peer, closed_ports):
     for place in range(4):
         ports = [*closed_ports[:place], broker.port, *closed_ports[place:]]
         assert isinstance(peer(f"d{place}", with_nodes(*ports)).inbox.get(timeout=PATIENCE), Connected)
 
 
-def test_if_no_node_answers_each_is_named_with_its_reason_in_the_order_of_the_setting(peer, closed_ports):
+def test_the_error_names_each_node_in_the_order_of_the_setting_if_none_answers(peer, closed_ports):
     device = peer("d", with_nodes(*closed_ports))
     lost = device.next(Disconnected)
     places = [f"127.0.0.1:{port}: nothing listens there" for port in closed_ports]
@@ -173,15 +171,13 @@ def test_if_no_node_answers_each_is_named_with_its_reason_in_the_order_of_the_se
     assert device.next(Disconnected).reason == lost.reason
 
 
-def test_a_check_before_the_start_passes_if_one_node_answers_and_otherwise_names_each(broker, closed_ports):
+def test_the_preflight_passes_if_one_node_answers_and_names_all_nodes_if_none_does(broker, closed_ports):
     assert preflight(with_nodes(*closed_ports, broker.port), seconds=PATIENCE) is None
     problem = preflight(with_nodes(*closed_ports), seconds=PATIENCE) or ""
     assert all(f"127.0.0.1:{port}: nothing listens there" in problem for port in closed_ports)
 
 
-def test_a_node_that_refuses_for_good_does_not_end_a_client_that_another_node_accepts(
-    scripted, peer, federation
-):
+def test_a_final_refusal_by_one_node_does_not_end_a_client_that_another_accepts(scripted, peer, federation):
     refusing, accepting = scripted([connack(NOT_AUTHORIZED), None]), scripted([WELCOME])
     pair = [refusing, accepting]
     if drawn_first(f"{federation}.d", pair)[0] is accepting:
@@ -197,7 +193,7 @@ def test_a_refusal_by_all_nodes_is_final(scripted, peer):
     assert all(f"{one.address}: it does not allow this" in lost.reason for one in pair)
 
 
-def test_a_refusal_by_one_node_is_not_final_while_another_is_only_away(scripted, peer, closed_ports):
+def test_a_refusal_by_one_node_is_not_final_while_another_node_is_unreachable(scripted, peer, closed_ports):
     refusing = scripted([connack(NOT_AUTHORIZED), None])
     lost = peer("d", with_nodes(refusing.address.port, closed_ports[0])).next(Disconnected)
     assert (
@@ -205,7 +201,7 @@ def test_a_refusal_by_one_node_is_not_final_while_another_is_only_away(scripted,
     )
 
 
-def test_a_node_may_send_its_client_to_another_node(scripted, peer, federation):
+def test_a_client_goes_to_another_node_if_its_node_requests_it(scripted, peer, federation):
     pair = [scripted([WELCOME]), scripted([WELCOME])]
     first, second = drawn_first(f"{federation}.d", pair)
     device = peer("d", with_nodes(*(one.address.port for one in pair)))
@@ -224,14 +220,14 @@ def test_a_client_of_one_node_ends_when_it_is_sent_to_another_server(scripted, p
     assert device.next(Disconnected).final
 
 
-def test_the_time_limits_leave_a_client_on_another_node_within_twice_its_keepalive():
+def test_the_time_limits_allow_a_change_of_node_within_twice_the_keepalive():
     silence = mqtt.KEEPALIVE_SECONDS + network.CHECK_SECONDS + mqtt.ANSWER_SECONDS + network.CHECK_SECONDS
     assert silence + mqtt.CONNECT_SECONDS <= 2 * mqtt.KEEPALIVE_SECONDS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_when_its_node_hangs_a_client_is_on_the_other_node_within_twice_its_keepalive(two, peer, federation):
+def test_a_client_of_a_hanging_node_moves_to_the_other_node_within_two_keepalives(two, peer, federation):
     device = peer("d", with_nodes(*(one.port for one in two))).ready()
     first, _ = drawn_first(f"{federation}.d", two)
     began = time.monotonic()

@@ -12,7 +12,7 @@ ALONE = Policy(quorum=1, settle_seconds=0.5)
 pytestmark = pytest.mark.slow
 
 
-def test_a_model_of_a_megabyte_goes_through_the_smallest_packets(tmp_path):
+def test_a_model_of_one_megabyte_is_sent_in_the_smallest_packets(tmp_path):
     with Federation(tmp_path, "a", "b", broker=LEAST, network=MEGABYTE, rounds=2) as federation:
         coordinator = federation.coordinator()
         devices = [federation.device(name) for name in ("a", "b")]
@@ -23,7 +23,7 @@ def test_a_model_of_a_megabyte_goes_through_the_smallest_packets(tmp_path):
     assert [len(line["participants"]) for line in rounds[:2]] == [2, 2]
 
 
-def test_a_device_that_takes_no_manifest_as_an_object_is_refused_at_the_start_with_the_way_out(tmp_path):
+def test_a_device_without_the_form_manifest_is_refused_with_the_packet_limit_to_set(tmp_path):
     with Federation(
         tmp_path, "a", "old", broker=LEAST, network=MEGABYTE, rounds=1, policy=ALONE
     ) as federation:
@@ -37,7 +37,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_refused_at_the_start_wi
     assert "packets of 5120 bytes" in line and "raise the broker's limit to 21" in line
 
 
-def test_a_model_that_no_manifest_can_list_is_refused_before_anybody_is_asked(tmp_path):
+def test_a_model_with_too_many_blocks_for_a_manifest_is_refused_before_the_run(tmp_path):
     huge = Network("mlp", feature_size=6000)
     with Federation(tmp_path, "a", broker=LEAST, network=huge, rounds=1) as federation:
         coordinator = federation.coordinator()

@@ -15,7 +15,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_those_are_taken_whose_last_time_has_come_each_once(steps):
+def test_each_party_is_taken_once_when_its_last_timer_is_due(steps):
     timers, plain, now = Timers[str](), {}, 0.0
     for what, who, value in steps:
         match what:

@@ -1,4 +1,4 @@
-"""Tests that threads can tell a thread that waits at a selector who is due, and that no wake-up is lost."""
+"""Tests that threads can wake a thread that waits at a selector, and that no wake-up is lost."""
 
 import os
 import selectors
@@ -9,7 +9,7 @@ import threading
 from protofleet.protocol.transport.wake_ups import WakeUps
 
 
-def test_many_wake_the_other_thread_once_until_it_has_heard():
+def test_many_wake_ups_send_one_byte_until_they_are_taken():
     wake_ups = WakeUps[int]()
     for _ in range(3):
         for i in range(500):
@@ -32,7 +32,7 @@ class Interrupted(socket.socket):
             self.other()
 
 
-def test_who_is_added_while_the_byte_is_read_is_taken_and_who_comes_then_wakes_again(monkeypatch):
+def test_a_name_added_during_the_read_is_taken_and_a_later_name_wakes_again(monkeypatch):
     pair = socket.socketpair
     monkeypatch.setattr(socket, "socketpair", lambda: tuple(Interrupted(fileno=s.detach()) for s in pair()))
     wake_ups, names = WakeUps[str](), iter("abc")

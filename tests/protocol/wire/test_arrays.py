@@ -1,4 +1,4 @@
-"""Tests that arrays cross the wire bit by bit, and that a body with a false size costs no memory."""
+"""Tests that arrays cross the wire unchanged, and that a body with a false size costs no memory."""
 
 import struct
 
@@ -65,25 +65,25 @@ def assert_bits_equal(one, other):
 
 
 @given(ARRAYS)
-def test_arrays_survive_to_the_bit(arrays):
+def test_arrays_are_decoded_to_the_same_bits(arrays):
     assert_bits_equal(opened(whole(arrays)), arrays)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3), (1,) * MAX_DIMS])
-def test_every_type_and_shape_survives(dtype, shape):
+def test_each_type_and_shape_is_decoded_unchanged(dtype, shape):
     arrays = {"weights.w": np.ones(shape, dtype)}
     assert_bits_equal(opened(whole(arrays)), arrays)
 
 
-def test_the_bytes_are_little_endian_and_in_rows_however_the_array_lies_in_memory():
+def test_the_bytes_are_little_endian_and_in_rows_for_any_memory_layout():
     plain = np.arange(12, dtype="<f4").reshape(3, 4)
     for same in (plain.astype(">f4"), np.asfortranarray(plain), np.repeat(plain, 2, axis=1)[:, ::2]):
         assert whole({"w": same}) == whole({"w": plain})
     assert whole({"w": plain}).endswith(struct.pack("<12f", *range(12)))
 
 
-def test_arrays_of_one_kind_lie_together_and_every_byte_has_its_kind():
+def test_arrays_of_one_kind_are_adjacent_and_each_byte_has_a_kind():
     body, sizes = whole(MIXED), parts(MIXED)
     table = len(body) - sum(a.nbytes for a in MIXED.values())
     assert sizes == (("control", table), ("control", 2), ("counts", 24), ("weights", 26))
@@ -107,7 +107,7 @@ def test_the_kind_is_the_first_part_of_the_name(name):
     assert kind_of(f"{name}s_") == kind_of(f"x.{name}") == kind_of("") == "control"
 
 
-def test_reading_one_array_touches_nothing_else():
+def test_one_array_is_read_without_the_bytes_of_other_arrays():
     body, spans = whole(MIXED), []
     lazy = Body(lambda start, stop: spans.append((start, stop)) or body[start:stop], len(body))
     assert lazy.kinds and lazy.parts and len(lazy) == 4 and "counts" in lazy and "other" not in lazy
@@ -119,7 +119,7 @@ def test_reading_one_array_touches_nothing_else():
     assert tuple(spans[2:]) == ((at, at + 24), (at + 26 + 8, at + 26 + 20))
 
 
-def test_any_byte_but_zero_is_true_and_counts_as_one():
+def test_each_byte_of_a_bool_array_other_than_zero_is_read_as_one():
     body = whole({"seen": np.array([True, True, False])})[:-3] + b"\x02\xff\x00"
     assert opened(body)["seen"].tobytes() == opened(body).flat("seen", 0, 3).tobytes() == b"\x01\x01\x00"
 
@@ -137,11 +137,11 @@ HUGE = [
 
 @pytest.mark.parametrize("raw", [b"", b"x"])
 @pytest.mark.parametrize("table", HUGE, ids=range(len(HUGE)))
-def test_what_a_table_declares_is_checked_before_memory_is_taken(table, raw, little_memory):
+def test_the_sizes_in_a_table_are_checked_before_memory_is_reserved(table, raw, little_memory):
     assert refused(with_table(table, raw)) is Reason.BAD_BODY
 
 
-def test_the_largest_empty_shapes_are_still_shapes():
+def test_the_largest_empty_shape_is_accepted():
     assert opened(with_table([["w", "float64", [0, MAX_NUMBERS]]]))["w"].shape == (0, MAX_NUMBERS)
 
 
@@ -168,16 +168,16 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("table", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_table_that_is_not_one_is_refused(table, little_memory):
+def test_a_malformed_table_is_refused(table, little_memory):
     assert refused(with_table(table, b"x")) is Reason.BAD_BODY
 
 
 @pytest.mark.parametrize("length", [0, 1 << 20, 0xFFFFFFFF])
-def test_the_length_of_the_table_is_not_believed(length):
+def test_a_false_length_of_the_table_is_refused(length):
     assert refused(struct.pack("<I", length) + b"\x90" * 3) is Reason.BAD_BODY
 
 
-def test_a_name_and_a_count_are_taken_up_to_their_bounds():
+def test_the_longest_name_and_the_largest_number_of_arrays_are_accepted():
     arrays = {"w" * MAX_NAME: np.ones(1), **{f"a{i}": np.ones(0) for i in range(MAX_ARRAYS - 1)}}
     assert len(opened(whole(arrays))) == MAX_ARRAYS
 
@@ -194,7 +194,7 @@ def test_a_name_and_a_count_are_taken_up_to_their_bounds():
         ({f"{i:0200}": np.ones(0) for i in range(6000)}, "its table at most 1048576 bytes"),
     ],
 )
-def test_what_nobody_could_read_is_not_written(arrays, words):
+def test_arrays_that_no_reader_accepts_are_not_written(arrays, words):
     with pytest.raises((TypeError, ValueError), match=words):
         whole(arrays)
 
@@ -203,10 +203,10 @@ BODIES = ARRAYS.map(whole)
 
 
 @given(st.binary(max_size=300) | BODIES.flatmap(lambda body: damaged(st.just(body))))
-def test_no_bytes_do_more_than_be_refused(body):
+def test_random_bytes_cause_no_error_other_than_a_refusal(body):
     refused(body)
 
 
 @given(st.lists(st.lists(VALUES, max_size=4), max_size=3), st.binary(max_size=20))
-def test_no_table_does_more_than_be_refused(table, raw):
+def test_random_tables_cause_no_error_other_than_a_refusal(table, raw):
     refused(with_table(table, raw))

@@ -35,7 +35,7 @@ PIECES = st.lists(st.binary(max_size=50), max_size=8)
 
 
 @given(PIECES, st.integers(1, 40))
-def test_recut_pieces_are_the_same_bytes_in_exact_sizes(pieces, block):
+def test_pieces_are_cut_into_blocks_of_exact_size_with_the_same_bytes(pieces, block):
     whole = b"".join(pieces)
     cut = [bytes(piece) for piece in chunked(pieces, block)]
     assert cut == [whole[i : i + block] for i in range(0, len(whole), block)]
@@ -48,7 +48,7 @@ def test_whole_blocks_are_not_copied():
 
 
 @given(PIECES.filter(any), st.integers(1, 40))
-def test_a_manifest_names_the_whole_and_every_block(pieces, block):
+def test_a_manifest_has_the_hash_of_the_object_and_of_each_block(pieces, block):
     whole = b"".join(pieces)
     made = manifest_of(pieces, (("weights", len(whole)),), block)
     assert made.object == hashlib.sha256(whole).digest()
@@ -59,7 +59,7 @@ def test_a_manifest_names_the_whole_and_every_block(pieces, block):
 
 
 @given(manifests(), st.lists(st.integers(0, 6 << 20), max_size=5))
-def test_kinds_of_consecutive_spans_add_up_to_the_kinds_of_the_whole(manifest, cuts):
+def test_kinds_of_consecutive_spans_add_up_to_the_kinds_of_the_object(manifest, cuts):
     total = Counter()
     for kind, size in manifest.parts:
         total[kind] += size
@@ -74,7 +74,7 @@ def test_kinds_of_consecutive_spans_add_up_to_the_kinds_of_the_whole(manifest, c
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), min_size=1, max_size=5), st.data())
-def test_the_kind_of_each_byte_is_that_of_the_part_it_lies_in(parts, data):
+def test_each_byte_has_the_kind_of_its_part(parts, data):
     labels = "".join(kind * size for kind, size in parts)
     if not labels:
         return
@@ -97,7 +97,7 @@ def test_the_block_size_doubles_just_above_the_limit():
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=50))
-def test_a_block_frame_is_read_as_it_was_packed(index, data):
+def test_a_packed_block_frame_is_unpacked_unchanged(index, data):
     frame = pack(PLAIN, index, data)
     assert frame == b"PF\x02" + NAME[:16] + struct.pack("<I", index) + data
     assert is_block(frame) and len(frame) == OVERHEAD + len(data)
@@ -106,7 +106,7 @@ def test_a_block_frame_is_read_as_it_was_packed(index, data):
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=50))
-def test_a_sealed_block_shows_neither_its_bytes_nor_its_objects_name(index, data):
+def test_a_sealed_block_hides_its_bytes_and_the_name_of_its_object(index, data):
     frame = pack(SEALED, index, data)
     name = hashlib.sha256(b"protofleet/1 object\0" + SEALED.key + NAME).digest()
     assert SEALED.wire_name == name and PLAIN.wire_name == NAME
@@ -116,7 +116,7 @@ def test_a_sealed_block_shows_neither_its_bytes_nor_its_objects_name(index, data
     assert decrypted(SEALED, index, unpack(frame)[2]) == data
 
 
-def test_a_sealed_block_that_was_changed_or_moved_does_not_open():
+def test_a_changed_or_moved_sealed_block_is_refused():
     frame = pack(SEALED, 7, b"data")
 
     def opens(manifest, index, data):
@@ -142,14 +142,14 @@ def test_a_sealed_block_that_was_changed_or_moved_does_not_open():
 @pytest.mark.parametrize(
     "frame", [b"", b"PF\x02", pack(PLAIN, 1, b""), b"PF\x01" + bytes(30), b"PF\x03" + bytes(30)]
 )
-def test_what_is_no_block_is_malformed(frame):
+def test_a_frame_that_is_no_block_is_malformed(frame):
     with pytest.raises(Rejected) as fault:
         unpack(frame)
     assert fault.value.reason is Reason.MALFORMED
 
 
 @given(st.binary(max_size=60) | damaged(st.just(pack(PLAIN, 7, b"data"))))
-def test_no_bytes_do_more_than_be_malformed(frame):
+def test_random_bytes_cause_no_error_other_than_malformed(frame):
     try:
         unpack(frame)
     except Rejected as fault:

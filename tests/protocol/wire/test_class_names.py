@@ -1,4 +1,4 @@
-"""Tests of how lists of class names are compared, hashed and shown."""
+"""Tests that lists of class names are compared, hashed and shown."""
 
 import hashlib
 import re
@@ -24,18 +24,18 @@ PETS = ("cat", "dog", "owl")
 NAMES = st.lists(st.sampled_from("abcdef"), unique=True).map(tuple)
 
 
-def test_the_first_difference_and_both_lists_are_one_line():
+def test_the_first_difference_and_both_lists_are_in_one_line():
     words = difference("board-3", ("cat", "cow", "owl"), "this run", PETS)
     assert words == (
         "class 1 is 'cow' in board-3 and 'dog' in this run; board-3: cat, cow, owl; this run: cat, dog, owl"
     )
 
 
-def test_a_list_that_goes_on_where_another_ends_differs_there():
+def test_a_longer_list_differs_at_its_first_additional_name():
     assert "class 2 is none in a and 'owl' in b" in difference("a", PETS[:2], "b", PETS)
 
 
-def test_lists_are_cut_at_eight_and_how_many_there_are_is_said():
+def test_a_long_list_shows_eight_names_and_the_number_of_names():
     names = tuple(f"class-{i}" for i in range(100))
     assert listed(names).endswith("class-7 ... (100)") and listed(names).count(",") == SHOWN - 1
     assert listed(names[:SHOWN]).endswith("class-7")
@@ -48,19 +48,19 @@ def test_both_lists_of_the_longest_names_fit_a_refusal():
 
 
 @given(NAMES, NAMES)
-def test_there_is_a_difference_where_both_say_names_and_they_are_not_the_same(one, other):
+def test_two_lists_differ_only_if_both_have_names_and_the_names_differ(one, other):
     words = difference("a", one, "b", other)
     assert bool(words) == bool(one and other and one != other)
     assert bool(words) == (bool(one and other) and digest_of(one) != digest_of(other))
 
 
-def test_the_hash_is_that_of_the_msgpack_array():
+def test_the_digest_of_names_is_the_hash_of_their_msgpack_array():
     packed = b"\x93\xa3cat\xa3dog\xa3owl"
     assert msgpack.unpackb(packed) == [*PETS]
     assert digest_of(PETS) == hashlib.sha256(packed).digest()
 
 
-def test_two_spellings_of_one_letter_are_one_name():
+def test_two_unicode_forms_of_a_letter_give_one_name():
     one, other = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
     assert one != other and normalized([one]) == normalized([other])
 
@@ -76,13 +76,13 @@ def test_two_spellings_of_one_letter_are_one_name():
         ([str(i) for i in range(MAX_NAMES + 1)], "4097 class names, but at most 4096"),
     ],
 )
-def test_what_cannot_be_said_is_told_in_words_that_can_be_printed(names, words):
+def test_invalid_names_are_refused_with_a_printable_reason(names, words):
     fault = problem_with(names)
     assert fault.isprintable()
     assert re.search(words, fault)
 
 
-def test_what_is_heard_has_the_same_bounds_as_what_is_said():
+def test_received_names_have_the_same_limits_as_sent_names():
     most = tuple(f"{i:04}" + "x" * (MAX_LETTERS - 4) for i in range(MAX_NAMES))
     assert not problem_with(most) and class_names([*most]) == most
     for bad, words in (

@@ -132,22 +132,22 @@ def reason_for(message, **fields):
 
 
 @given(MESSAGES, ATTACHMENTS)
-def test_every_message_survives_the_wire(message, attachment):
+def test_each_message_is_decoded_unchanged(message, attachment):
     attachment = attachment if isinstance(message, Update) else None
     assert there_and_back(message, attachment) == (message, attachment)
 
 
-def test_there_is_one_of_each_kind():
+def test_the_examples_have_one_message_of_each_kind():
     assert {kind(m) for m in ONE_OF_EACH} == set(codec.DECODERS) == set(FIELDS)
 
 
 @pytest.mark.parametrize("message", ONE_OF_EACH, ids=kind)
-def test_what_a_later_minor_version_adds_is_ignored(message):
+def test_a_field_of_a_later_minor_version_is_ignored(message):
     assert reason_for(message, later={"x": [1, None, b"y"]}) is None
 
 
 @pytest.mark.parametrize("message", ONE_OF_EACH, ids=kind)
-def test_a_field_of_a_wrong_type_is_refused_and_a_missing_one_unless_it_may_be_left_out(message):
+def test_a_field_of_a_wrong_type_or_a_missing_required_field_is_refused(message):
     sent = msgpack.unpackb(encode(message))
     assert set(sent) == set(FIELDS[kind(message)])
     for key, (types, may_miss) in FIELDS[kind(message)].items():
@@ -193,7 +193,7 @@ NAMES = [f"run-{i}" for i in range(8)]
         (State(True), {"runs": ["spring"]}, {"runs": ["../spring"]}),
     ],
 )
-def test_what_is_said_of_several_runs_and_of_commands_is_bounded(message, good, bad):
+def test_fields_about_runs_commands_and_news_have_limits(message, good, bad):
     assert reason_for(message, **good) is None and reason_for(message, **bad) is Reason.MALFORMED
 
 
@@ -256,13 +256,14 @@ def pairs(n):
         (Hello("a", 2**63 - 1, 1), Hello("a", 2**63, 1)),
     ],
 )  # fmt: skip
-def test_what_is_bounded_is_taken_up_to_its_bound(most, one_more):
+def test_a_value_at_its_limit_is_accepted_and_a_value_above_it_is_refused(most, one_more):
     assert there_and_back(most)[0] == most
     assert refused(kind(one_more), encode(one_more)) is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("kind_of_part", ["bytes", "", "weights.x", "x" * 500])
-def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_invent_counters(kind_of_part):
+def test_a_part_of_an_unknown_kind_is_refused(kind_of_part):
+    """Otherwise a device could create new counters of bytes."""
     broken = replace(MANIFEST, parts=((kind_of_part, 150),))
     assert reason_for(ONE_OF_EACH[2], broadcast=codec.manifest_fields(broken)) is Reason.MALFORMED
 
@@ -270,14 +271,14 @@ def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_inven
 @pytest.mark.parametrize(
     "place", [TaskId(1 << 31), TaskId(1, "x" * 65), TaskId(1, "x", b"x"), TaskId(1, "x", b"x" * 33)]
 )
-def test_a_place_that_no_database_and_no_header_could_hold_is_refused(place):
+def test_an_impossible_round_phase_or_base_is_refused(place):
     with pytest.raises(Rejected) as fault:
         decode("bye", encode(Bye("enough")), "a", place)
     assert fault.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("ranges", [[3], [3, 3], [4, 3], [0, 2, 1, 3], [5, 6, 0, 1], [0, 9, 0, 9]])
-def test_nobody_can_ask_for_a_block_twice_in_one_message(ranges):
+def test_a_want_with_repeated_or_unsorted_blocks_is_refused(ranges):
     assert reason_for(ONE_OF_EACH[-1], ranges=ranges) is Reason.MALFORMED
 
 
@@ -290,7 +291,7 @@ def test_a_hash_of_another_length_is_refused(change):
 @pytest.mark.parametrize(
     "make", [Bye, Refusal, lambda r: State(False, r), lambda r: Receipt(1, "x", "refused", r)]
 )
-def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make, reason):
+def test_a_long_or_invalid_reason_is_shortened_and_not_refused(make, reason):
     said = there_and_back(make(reason))[0].reason
     assert len(said.encode()) <= codec.MAX_TEXT
     assert reason.startswith(said) or said == "?"
@@ -302,7 +303,7 @@ def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make,
      ({"numbers": {0: "low"}}, "update: numbers: 'low' is not a number; the keys must be indices in about.metrics"),
      ({"metrics": None}, "update: 'None' is no map")],
 )  # fmt: skip
-def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):
+def test_the_error_for_a_malformed_update_uses_the_words_of_the_page(fields, words):
     sent = {"examples": 1, "metrics": {}, "arrays": b"", **fields}
     with pytest.raises(Rejected) as fault:
         decode("update", msgpack.packb(sent), "a", TaskId(1, "train"))
@@ -310,12 +311,12 @@ def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):
 
 
 @pytest.mark.parametrize("kind", sorted({*codec.DECODERS} - {"finished", "state", "probe"}))
-def test_a_key_that_is_missing_is_named(kind):
+def test_the_error_names_a_missing_key(kind):
     with pytest.raises(Rejected, match=rf"malformed: {kind}: the key '\w+' is missing"):
         decode(kind, b"\x80", "a", TaskId())
 
 
-def test_a_payload_over_its_limit_is_not_even_looked_at():
+def test_a_payload_over_its_limit_is_refused_without_decoding():
     assert refused("welcome", b"\x81" + bytes(codec.MAX_PAYLOAD)) is Reason.TOO_LARGE
     assert there_and_back(Welcome(bytes(codec.MAX_PAYLOAD - 20)))
 
@@ -330,24 +331,24 @@ def test_an_unknown_kind_is_malformed():
     [b"", b"\xc1", b"\x80\x80", b"\x90", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
      b"\x81\xa1x\xd6\xff\x00\x00\x00\x00", b"\x81\x01\x01", b"\x81\xa1\xff\x01", b"\x81\xa1x" * 2000, b"\x91" * 900],
 )  # fmt: skip
-def test_no_payload_of_a_known_attack_does_more_than_be_refused(name, payload, little_memory):
+def test_a_payload_of_a_known_attack_is_refused_with_little_memory(name, payload, little_memory):
     assert refused(name, payload) in (Reason.MALFORMED, Reason.TOO_LARGE)
 
 
 @given(st.sampled_from(sorted(codec.DECODERS)), st.binary(max_size=200))
-def test_no_bytes_do_more_than_be_refused(name, payload):
+def test_random_bytes_cause_no_error_other_than_a_refusal(name, payload):
     refused(name, payload)
 
 
 @given(
     st.sampled_from(ONE_OF_EACH).flatmap(lambda m: st.tuples(st.just(kind(m)), damaged(st.just(encode(m)))))
 )
-def test_no_damaged_message_does_more_than_be_refused(case):
+def test_damaged_messages_cause_no_error_other_than_a_refusal(case):
     refused(*case)
 
 
 @given(st.sampled_from(ONE_OF_EACH), st.data())
-def test_no_values_in_the_right_places_do_more_than_be_refused(message, data):
+def test_random_values_of_fields_cause_no_error_other_than_a_refusal(message, data):
     keys = data.draw(st.lists(st.sampled_from(sorted(FIELDS[kind(message)]) or ["x"]), max_size=2))
     reason_for(message, **{key: data.draw(VALUES) for key in keys})
 

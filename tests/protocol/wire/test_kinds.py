@@ -13,7 +13,7 @@ def test_a_declared_array_is_of_the_kind_that_its_name_begins_with():
     assert kinds.undeclared(["weights.a", "logits", "cosines.x"]) == ["cosines", "logits"]
 
 
-def test_arrays_of_a_method_that_declares_none_are_other_and_those_of_the_framework_control():
+def test_undeclared_arrays_have_the_kind_other_and_framework_arrays_the_kind_control():
     assert [UNDECLARED.of(name) for name in ("weights.a", "x", "confusion", "manifest")] == [
         "other", "other", "control", "control",
     ]  # fmt: skip
@@ -21,7 +21,7 @@ def test_arrays_of_a_method_that_declares_none_are_other_and_those_of_the_framew
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "A", "a" * 21, "ä", "9a", "control", "confusion", "manifest", 5])
-def test_a_name_that_can_be_no_kind_is_refused(name):
+def test_an_invalid_name_of_a_kind_is_refused(name):
     with pytest.raises(ValueError, match="name"):
         declared_kinds(["weights", name])
 

@@ -1,4 +1,4 @@
-"""A list of names in a line is bounded, and says how many names it leaves out."""
+"""Tests that a list of names in a line is limited, and states the number of names that it leaves out."""
 
 import pytest
 

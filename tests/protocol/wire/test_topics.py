@@ -20,7 +20,7 @@ def topic_of(row, device="d1") -> str:
     return f"{PREFIX}/north/" + row.pattern.replace("{device}", device).replace("{digest}", DIGEST)
 
 
-def test_the_topics_are_those_of_the_architecture():
+def test_each_topic_has_its_documented_name():
     assert TOPICS.coord_state == "protofleet/1/north/coord/state"
     assert TOPICS.device_state("d1") == "protofleet/1/north/dev/d1/state"
     assert TOPICS.round == "protofleet/1/north/round"
@@ -33,7 +33,7 @@ def test_the_topics_are_those_of_the_architecture():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_good_name_stays_as_it_is(name):
+def test_a_valid_name_is_returned_unchanged(name):
     assert valid_name(name) == name
 
 
@@ -47,14 +47,14 @@ def test_a_bad_name_is_refused_with_the_name_and_the_rule(name):
             use(name)
 
 
-def test_no_device_can_take_the_coordinators_name():
+def test_the_name_of_the_coordinator_is_refused_for_a_device():
     with pytest.raises(ValueError, match="the coordinator's"):
         TOPICS.up("coordinator")
     assert TOPICS.parse("protofleet/1/north/up/coordinator") is None
 
 
 @pytest.mark.parametrize("name", ["", "0123", "G" * 64, "A" * 64, "a" * 65, "+", DIGEST + "/x"])
-def test_a_broadcast_is_named_by_a_hash(name):
+def test_a_broadcast_topic_without_a_valid_hash_is_refused(name):
     with pytest.raises(ValueError, match="0-9 a-f"):
         TOPICS.broadcast(name)
     assert TOPICS.parse(f"protofleet/1/north/bcast/{name}") is None
@@ -68,7 +68,7 @@ def test_every_topic_of_the_table_is_parsed_back(row):
 
 
 @pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
-def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
+def test_a_party_subscribes_only_to_the_topics_that_it_reads(row):
     device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
     coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
     # The coordinator also subscribes to its own state, to notice another one of its name. Only a coordinator of a
@@ -87,7 +87,7 @@ def test_a_standby_subscribes_to_the_state_of_the_coordinator_only():
 
 
 @pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
-def test_a_device_hears_nothing_meant_for_another(row):
+def test_a_device_subscribes_to_no_topic_of_another_device(row):
     if "{device}" in row.pattern:
         heard = TOPICS.device_subscriptions("d1")
         assert not any(matches(s, topic_of(row, device="d2")) for s in heard)
@@ -114,11 +114,11 @@ def test_a_device_hears_nothing_meant_for_another(row):
         "$SYS/broker/uptime",
     ],
 )
-def test_any_other_topic_is_nowhere(topic):
+def test_a_topic_outside_the_table_is_not_parsed(topic):
     assert TOPICS.parse(topic) is None
 
 
-def test_no_topic_after_its_prefix_is_longer_than_what_is_looked_at():
+def test_no_topic_is_longer_than_the_limit_of_the_parser():
     longest = max(len(topic_of(row, "x" * 64)) for row in TOPIC_RULES) - len(f"{PREFIX}/north/")
     assert longest <= LONGEST and TOPICS.parse(TOPICS.device_state("x" * 64)).device == "x" * 64
     assert TOPICS.parse(TOPICS.up("x" * 64) + "/" + "x" * LONGEST) is None

@@ -1,4 +1,4 @@
-"""A person gets a clear message and an exit code for an error that the person can correct."""
+"""Tests that an error that a user can correct has a clear message and an exit code."""
 
 import contextlib
 import sqlite3
@@ -43,7 +43,7 @@ def locked_database(folder):
         (locked_database, "the run's database is held by another program", "and run it again"),
     ],
 )
-def test_a_full_disk_and_a_held_database_are_said_with_what_to_do(tmp_path, fail, begins, ends):
+def test_the_error_for_a_full_disk_or_a_locked_database_contains_a_fix(tmp_path, fail, begins, ends):
     with pytest.raises((OSError, sqlite3.Error)) as caught:
         fail(tmp_path)
     assert exit_code(caught.value) == FAILED
@@ -63,7 +63,7 @@ def test_a_full_disk_and_a_held_database_are_said_with_what_to_do(tmp_path, fail
         ),
     ],
 )
-def test_who_is_stopped_by_a_signal_has_not_failed(reason, code, said):
+def test_a_process_that_a_signal_stops_has_the_exit_code_of_the_signal(reason, code, said):
     assert exit_code(ended_early(reason)) == code and message(ended_early(reason)) == said
 
 
@@ -84,7 +84,7 @@ def test_a_user_error_has_the_exit_code_of_its_class(error, code):
     assert exit_code(error) == code and message(error) == str(error)
 
 
-def test_a_bug_of_ours_has_no_exit_code():
+def test_an_unexpected_error_has_no_exit_code():
     with contextlib.closing(sqlite3.connect(":memory:")) as db, pytest.raises(sqlite3.Error) as caught:
         db.execute("SELECT full")
     assert exit_code(caught.value) is None

@@ -1,4 +1,4 @@
-"""A figure names its origin: the commit, the sources, and the resolved experiment."""
+"""Tests of the origin of a figure: the commit, the sources, and the resolved experiment."""
 
 import shutil
 import subprocess
@@ -21,18 +21,18 @@ def digest(tmp_path, *assignments, text=TOML, name="small.toml"):
 @pytest.mark.parametrize(
     "other", ["name=other", "seed=3", "data.root=/elsewhere", "metrics_port=9000", "compute=cpu"]
 )
-def test_what_decides_no_result_is_not_in_the_digest_of_an_experiment(tmp_path, other):
+def test_a_setting_that_affects_no_result_does_not_change_the_digest(tmp_path, other):
     assert digest(tmp_path, other) == digest(tmp_path)
 
 
 @pytest.mark.parametrize(
     "other", ["method.lr=0.1", "rounds=3", "data.samples=41", "data.seed=1", "policy.quorum=1"]
 )
-def test_what_decides_a_result_is_in_the_digest_of_an_experiment(tmp_path, other):
+def test_a_setting_that_affects_results_changes_the_digest(tmp_path, other):
     assert digest(tmp_path, other) != digest(tmp_path)
 
 
-def test_an_experiment_with_a_base_file_has_the_digest_of_the_whole_text(tmp_path):
+def test_an_experiment_with_a_base_file_has_the_digest_of_the_complete_table(tmp_path):
     (tmp_path / "base.toml").write_text(TOML.replace("lr = 0.05", "lr = 0.2"))
     based = digest(
         tmp_path, text='base = "base.toml"\nname = "based"\n[method]\nlr = 0.05\n', name="based.toml"
@@ -54,7 +54,7 @@ def test_the_digest_of_the_sources_changes_with_the_code_that_decides_results(tm
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_a_checkout_says_its_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
+def test_the_commit_of_a_changed_checkout_has_a_mark(tmp_path, monkeypatch):
     def git(*arguments):
         done = subprocess.run(["git", "-C", tmp_path, *arguments], check=True, capture_output=True, text=True)
         return done.stdout.strip()
@@ -72,6 +72,6 @@ def test_a_checkout_says_its_commit_and_whether_it_was_changed(tmp_path, monkeyp
     assert provenance.commit_of_checkout() == f"{commit}+"
 
 
-def test_this_software_is_named():
+def test_the_software_has_a_digest_of_its_sources():
     assert len(software()["sources"]) == provenance.DIGITS
     assert all((ROOT / folder).is_dir() for folder in provenance.DECIDING)

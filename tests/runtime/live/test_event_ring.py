@@ -1,4 +1,4 @@
-"""The ring keeps the newest events, and tells a reader that was away too long that events are missing."""
+"""Tests that the ring keeps the newest events, and reports missing events to a reader that was away too long."""
 
 import json
 import tracemalloc
@@ -23,33 +23,33 @@ def ring(events, most=10, began=1000.0):
     return made
 
 
-def told(events):
+def numbers_of(events):
     return [json.loads(event.encoded.split(b"data: ")[1])["i"] for event in events]
 
 
-def test_a_reader_gets_the_events_after_the_last_one_that_it_has():
+def test_a_reader_gets_all_events_after_its_last_event():
     made = ring(7)
-    assert told(made.since(made.newest - 3)) == [4, 5, 6]
+    assert numbers_of(made.since(made.newest - 3)) == [4, 5, 6]
     assert made.since(made.newest) == []
-    assert told(made.since(made.newest - 7)) == [*range(7)]
+    assert numbers_of(made.since(made.newest - 7)) == [*range(7)]
 
 
 @pytest.mark.parametrize("events", [0, 7, 10, 25])
-def test_a_reader_that_was_away_too_long_hears_that_events_are_missing(events):
+def test_a_reader_that_was_away_too_long_gets_none_in_place_of_events(events):
     made = ring(events)
     kept = min(events, 10)
     assert len(made.since(made.newest - kept)) == kept
     assert made.since(made.newest - kept - 1) is None
 
 
-def test_a_number_of_an_earlier_or_a_later_process_is_no_number_of_this_one():
+def test_an_event_number_of_another_process_is_not_accepted():
     earlier, made = ring(25, began=990.0), ring(7)
     assert made.since(earlier.newest) is None
     assert earlier.since(made.newest) is None
     assert made.since(-1) is None
 
 
-def test_the_snapshot_belongs_to_the_newest_event_and_an_older_one_does_not_change():
+def test_the_snapshot_belongs_to_the_newest_event_and_an_older_one_stays_unchanged():
     made = ring(3)
     before = made.state
     made.publish("log", {"i": 3}, State(4))
@@ -59,13 +59,13 @@ def test_the_snapshot_belongs_to_the_newest_event_and_an_older_one_does_not_chan
     assert made.state == (made.newest, made.state[1]) and made.state[1].count == 9
 
 
-def test_an_event_is_what_a_browser_expects_of_the_server():
+def test_an_event_has_the_form_of_a_server_sent_event():
     made = ring(1)
     (event,) = made.since(made.newest - 1)
     assert event.encoded == b'id: 1000001\nevent: log\ndata: {"i":0}\n\n'
 
 
-def test_only_a_ring_with_a_watcher_calls_it():
+def test_a_ring_calls_its_watcher_for_each_event_until_the_watcher_is_removed():
     made, calls = ring(0), []
     made.publish("log", {"i": 0}, State())
     assert not made.is_watched and calls == []
@@ -77,7 +77,7 @@ def test_only_a_ring_with_a_watcher_calls_it():
     assert calls == [made.newest - 1]
 
 
-def test_events_that_nobody_reads_hold_no_more_than_the_ring_does():
+def test_unread_events_use_no_more_memory_than_a_full_ring():
     made = ring(0, most=1000)
     tracemalloc.start()
     try:

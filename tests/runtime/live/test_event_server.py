@@ -1,4 +1,4 @@
-"""The server of a live page serves readers at this machine only, and no reader holds up another one or the run."""
+"""Tests that the server of a live page serves only this machine, and that no reader delays another or the run."""
 
 import http.client
 import json
@@ -90,7 +90,7 @@ class Stream:
         )
 
 
-def test_the_page_has_headers_that_let_a_browser_run_nothing_but_its_own_script(tmp_path):
+def test_the_headers_of_the_page_allow_only_its_own_script(tmp_path):
     with served(tmp_path) as (port, _):
         status, headers, body = answer(port)
     assert (status, body.decode()) == (200, HTML)
@@ -115,7 +115,7 @@ def test_the_snapshot_has_the_number_of_its_newest_event_and_the_time_of_the_mac
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
-def test_only_names_of_the_loopback_with_the_port_are_hosts_of_the_page(tmp_path):
+def test_only_loopback_names_with_the_port_are_accepted_as_host(tmp_path):
     """Otherwise a page of another site could read this page, after its name points to 127.0.0.1."""
     with served(tmp_path) as (port, _):
         known = [f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"LOCALHOST:{port}"]
@@ -126,13 +126,13 @@ def test_only_names_of_the_loopback_with_the_port_are_hosts_of_the_page(tmp_path
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
-def test_the_page_can_only_be_read(tmp_path, method):
+def test_a_method_other_than_get_is_refused(tmp_path, method):
     with served(tmp_path) as (port, _):
         status, headers, _ = answer(port, "/now", method)
     assert status == 405 and headers["Allow"] == "GET"
 
 
-def test_other_paths_and_what_is_no_http_are_refused(tmp_path):
+def test_other_paths_and_requests_that_are_not_http_are_refused(tmp_path):
     with served(tmp_path) as (port, _):
         assert answer(port, "/../etc/passwd")[0] == 404
         with socket.create_connection(("127.0.0.1", port), PATIENCE) as here:
@@ -145,7 +145,7 @@ def test_other_paths_and_what_is_no_http_are_refused(tmp_path):
                 raise ConnectionResetError  # Or the connection was closed in good order.
 
 
-def test_a_new_stream_begins_with_a_gap_and_then_tells_each_event(tmp_path):
+def test_a_new_stream_begins_with_a_gap_and_then_sends_each_event(tmp_path):
     with served(tmp_path) as (port, ring), Stream(port) as stream:
         before = ring.newest
         assert stream.next() == (before, "gap", {})
@@ -155,7 +155,7 @@ def test_a_new_stream_begins_with_a_gap_and_then_tells_each_event(tmp_path):
         assert stream.next() == (before + 2, "run", {"text": "two"})
 
 
-def test_a_stream_that_comes_back_gets_what_it_has_missed(tmp_path):
+def test_a_stream_that_reconnects_gets_the_events_that_it_missed(tmp_path):
     with served(tmp_path) as (port, ring):
         for i in range(EVENTS + 5):
             ring.publish("log", {"i": i}, State())
@@ -164,14 +164,14 @@ def test_a_stream_that_comes_back_gets_what_it_has_missed(tmp_path):
 
 
 @pytest.mark.parametrize("last", [0, "1", "-7", "nonsense", "9" * 30, "²"])
-def test_a_stream_whose_number_is_not_in_the_ring_gets_a_gap(tmp_path, last):
+def test_a_stream_with_an_unknown_event_number_gets_a_gap(tmp_path, last):
     with served(tmp_path) as (port, ring):
         ring.publish("log", {}, State())
         with Stream(port, last=str(last).encode().decode("latin-1")) as stream:
             assert stream.next() == (ring.newest, "gap", {})
 
 
-def test_an_event_older_than_the_ring_is_a_gap(tmp_path):
+def test_a_stream_with_an_event_number_older_than_the_ring_gets_a_gap(tmp_path):
     with served(tmp_path) as (port, ring):
         first = ring.newest
         for i in range(EVENTS + 1):
@@ -180,7 +180,7 @@ def test_an_event_older_than_the_ring_is_a_gap(tmp_path):
             assert stream.next() == (ring.newest, "gap", {})
 
 
-def test_sixteen_streams_are_served_and_the_next_one_when_another_has_gone(tmp_path):
+def test_sixteen_streams_are_served_and_another_one_after_one_of_them_has_ended(tmp_path):
     with served(tmp_path) as (port, _), ExitStack() as streams:
         opened = [streams.enter_context(Stream(port)) for _ in range(STREAMS)]
         assert all(stream.next()[1] == "gap" for stream in opened)
@@ -198,7 +198,7 @@ def test_sixteen_streams_are_served_and_the_next_one_when_another_has_gone(tmp_p
             time.sleep(0.05)
 
 
-def test_a_reader_that_does_not_read_gets_a_gap_and_holds_up_neither_the_run_nor_others(tmp_path):
+def test_a_reader_that_does_not_read_gets_a_gap_and_delays_no_other_reader(tmp_path):
     large = "x" * 5000
     with served(tmp_path) as (port, ring), Stream(port, buffer=4096) as slow, Stream(port) as quick:
         assert slow.next()[1] == quick.next()[1] == "gap"
@@ -232,7 +232,7 @@ def test_a_reader_that_does_not_read_gets_a_gap_and_holds_up_neither_the_run_nor
         assert numbers == sorted(numbers)
 
 
-def test_a_reader_that_never_reads_loses_its_place(tmp_path, monkeypatch):
+def test_a_reader_that_never_reads_is_disconnected(tmp_path, monkeypatch):
     monkeypatch.setattr(event_server, "SLOW_SECONDS", 0.3)
     with served(tmp_path) as (port, ring), Stream(port, buffer=4096) as deaf:
         assert deaf.next()[1] == "gap"
@@ -258,7 +258,7 @@ def test_silent_connections_are_limited_and_do_not_end_a_stream(tmp_path):
         assert stream.next()[2] == {"text": "still"}
 
 
-def test_the_last_events_arrive_before_the_end(tmp_path, monkeypatch):
+def test_the_last_events_arrive_before_the_stream_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(event_server, "PAUSE_SECONDS", 1.0)
     monkeypatch.setattr(event_server, "CLOSE_SECONDS", PATIENCE)
     with served(tmp_path) as (port, ring):

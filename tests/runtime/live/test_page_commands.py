@@ -1,4 +1,4 @@
-"""A page takes commands only from a browser that has logged in to it with a code of this machine."""
+"""Tests that a page accepts commands only from a browser that has logged in with a code of this machine."""
 
 import contextlib
 import http.client
@@ -87,7 +87,7 @@ def site(tmp_path, context=None, **rules):
         yield made
 
 
-def test_a_browser_that_has_logged_in_commands_as_the_user_that_got_the_code(tmp_path):
+def test_a_logged_in_browser_sends_commands_as_the_user_that_got_the_code(tmp_path):
     with site(tmp_path) as page:
         status, headers, body = page.ask("POST", "/login", {"code": page.logins.new_code("local:ann")})
         assert status == 200 and json.loads(body)["operator"] == "local:ann"
@@ -120,7 +120,7 @@ def test_a_code_works_once_and_for_five_minutes_and_a_session_for_eight_hours(tm
         assert len(page.commands) == 1
 
 
-def test_a_cookie_without_the_key_of_its_page_commands_nothing(tmp_path):
+def test_a_command_with_a_cookie_but_without_the_page_key_is_refused(tmp_path):
     """A browser sends the cookie to each port of the host, so another server of the machine may have seen it."""
     with site(tmp_path) as page:
         mine, other = page.log_in(), page.log_in("local:bob")
@@ -166,13 +166,13 @@ def test_a_request_of_another_site_is_refused_although_the_browser_adds_the_cook
         (b"2\r\n{}\r\n0\r\n\r\n", {"Transfer_Encoding": "chunked", "Content_Length": "2"}, 411),
     ],
 )
-def test_a_body_is_a_small_json_object(tmp_path, body, more, status):
+def test_a_body_that_is_not_a_small_json_object_is_refused(tmp_path, body, more, status):
     with site(tmp_path) as page:
         assert page.ask("POST", "/command", body, **page.log_in(), **more)[0] == status
         assert page.commands == []
 
 
-def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(tmp_path, monkeypatch):
+def test_a_body_that_never_ends_is_dropped_and_delays_no_other_request(tmp_path, monkeypatch):
     monkeypatch.setattr(event_server, "REQUEST_SECONDS", 0.5)
     with site(tmp_path) as page, socket.create_connection(("127.0.0.1", page.port), PATIENCE) as slow:
         head = f"POST /login HTTP/1.1\r\nHost: {page.host}\r\nOrigin: {page.origin}\r\nContent-Type: application/json"
@@ -182,7 +182,7 @@ def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(tmp_path, monkey
             assert slow.recv(100) == b""
 
 
-def test_commands_that_wait_are_limited_and_do_not_hold_up_the_page(tmp_path):
+def test_waiting_commands_are_limited_and_do_not_delay_the_page(tmp_path):
     with site(tmp_path) as page, ThreadPoolExecutor(COMMANDS) as browsers:
         gate, begun, mine = threading.Event(), threading.Semaphore(0), page.log_in()
 
@@ -200,7 +200,7 @@ def test_commands_that_wait_are_limited_and_do_not_hold_up_the_page(tmp_path):
         assert [one.result(PATIENCE)[0] for one in found] == [200] * COMMANDS
 
 
-def test_codes_and_sessions_have_a_largest_number():
+def test_the_numbers_of_codes_and_sessions_are_limited():
     logins = Logins()
     codes = [logins.new_code("local:ann") for _ in range(MOST_CODES + 1)]
     assert logins.exchange(codes[0]) is None and logins.exchange(codes[1]) is not None
@@ -210,7 +210,7 @@ def test_codes_and_sessions_have_a_largest_number():
 
 @contextlib.contextmanager
 def secure_site(tmp_path):
-    """Serve a page as off the loopback: with a certificate, and a login before anything of the run is shown."""
+    """Serve a page as outside the loopback: with a certificate, and with a login before any data of the run."""
     authority = Authority(tmp_path / "ca")
     pair = authority.issue("page", "127.0.0.1")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -220,7 +220,7 @@ def secure_site(tmp_path):
         yield page
 
 
-def test_off_the_loopback_only_the_document_is_shown_without_a_login(tmp_path):
+def test_a_page_outside_the_loopback_shows_only_the_document_without_a_login(tmp_path):
     with secure_site(tmp_path) as page:
         assert page.ask("GET", "/")[0] == 200
         assert [page.ask("GET", path)[0] for path in ("/now", "/events")] == [401, 401]
@@ -233,7 +233,7 @@ def test_off_the_loopback_only_the_document_is_shown_without_a_login(tmp_path):
         assert page.ask("GET", "/", Host="localhost")[0] == 421, "the certificate does not have this name"
 
 
-def test_a_stream_off_the_loopback_ends_with_its_session(tmp_path, monkeypatch):
+def test_a_stream_outside_the_loopback_ends_with_its_session(tmp_path, monkeypatch):
     monkeypatch.setattr(event_server, "COMMENT_SECONDS", 0.05)
     with secure_site(tmp_path) as page:
         cookie = page.log_in()["Cookie"]
