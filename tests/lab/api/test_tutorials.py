@@ -83,7 +83,7 @@ class Reader:
         return found
 
 
-def test_a_researcher_gets_from_an_empty_folder_to_a_table_with_a_method_of_their_own(wheel, tmp_path):
+def test_the_researchers_tutorial_produces_a_table_with_the_readers_own_method(wheel, tmp_path):
     reader = Reader(tmp_path, wheel)
     reader.follow("tutorial-researcher.md")
     table = (tmp_path / "table.tex").read_text()
@@ -118,7 +118,7 @@ def engineers_lines(port):
     return files, "\n".join(said).replace("8883", str(port))
 
 
-def test_an_engineer_gets_three_boards_on_one_machine_to_serve_a_model_and_rolls_it_back(wheel, tmp_path):
+def test_the_engineers_tutorial_serves_a_model_on_three_devices_and_rolls_it_back(wheel, tmp_path):
     reader = Reader(tmp_path, wheel)
     reader.make_environment("env")
     reader.install()

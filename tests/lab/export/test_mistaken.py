@@ -68,7 +68,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("words, problem", MISTAKES, ids=[words for words, _ in MISTAKES])
-def test_each_mistake_is_one_line_about_itself(place, capsys, monkeypatch, words, problem):
+def test_each_mistake_is_refused_with_one_line_that_fits_it(place, capsys, monkeypatch, words, problem):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     assert main(words.split()) in (1, 2)

@@ -41,7 +41,7 @@ def bytes_of(observed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "phases"), [("fedpall", 2), ("fedhp", 1)])
-def test_kept_answers_are_those_of_the_repeated_experiment(tmp_path, method, phases):
+def test_kept_answers_are_equal_to_those_of_the_repeated_experiment(tmp_path, method, phases):
     (tmp_path / "small.toml").write_text(EXPERIMENT.format(method=method))
     done = protofleet("run", "small.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

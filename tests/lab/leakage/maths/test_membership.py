@@ -38,7 +38,7 @@ def wins(members, others):
 
 
 @pytest.mark.parametrize("decimals", [1, 8])
-def test_the_auc_is_the_share_of_pairs_that_the_member_wins_and_ties_count_half(decimals):
+def test_the_auc_is_the_share_of_pairs_with_a_higher_member_and_ties_count_half(decimals):
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.5, 1, 30).round(decimals), rng.normal(0, 1, 40).round(decimals)
     assert auc(members, others) == pytest.approx(wins(members, others))
@@ -62,7 +62,7 @@ def covered(interval, runs=40):
     return sum(interval(scores(seed, spread=0.8)).contains(0.5) for seed in range(runs))
 
 
-def test_an_interval_over_clusters_holds_the_truth_where_an_interval_over_samples_does_not():
+def test_an_interval_over_clusters_contains_the_truth_and_one_over_samples_does_not():
     clusters, samples = covered(lambda one: clustered_auc([one], level=STRICT)), covered(by_samples)
     assert clusters >= 38  # of 40, at a level of 99 %
     assert samples < 35, "a bootstrap over samples would not be noticed"
@@ -95,7 +95,7 @@ def test_scores_are_standardised_on_non_members_only():
     assert one.members.mean() > 2
 
 
-def test_a_control_with_members_among_the_non_members_is_struck_out():
+def test_a_control_that_knows_half_of_the_non_members_is_not_sound():
     """A score that knows which half of the non-members it saw has an AUC that says nothing."""
     clean = scores(0)
     leaking = clean.others + 1.5 * every_second(clean.other_classes)
@@ -109,7 +109,7 @@ def test_a_rate_of_one_per_cent_is_not_measured_with_fewer_than_1000_non_members
     assert not any(math.isnan(figure.value) for figure in rates([enough]))
 
 
-def test_the_threshold_is_set_on_one_half_of_the_non_members_and_read_on_the_other():
+def test_the_threshold_is_set_on_one_half_of_the_non_members_and_applied_to_the_other():
     """With a threshold on the same samples, the false positive rate would be 1 % in every run."""
     found = [rates([scores(seed, others=2_000)])[1].value for seed in range(20)]
     assert len(set(found)) > 5

@@ -33,7 +33,7 @@ def test_r2_is_1_for_the_true_rows_0_for_their_mean_and_negative_for_shuffled_pa
     assert found.value == pytest.approx(r2(noisy, TRUE)) and found.low < found.value < found.high
 
 
-def test_r2_of_rows_that_are_all_alike_is_not_measured():
+def test_r2_of_equal_rows_is_not_measured():
     assert math.isnan(r2(np.ones((3, 2)), np.ones((3, 2))))
 
 
@@ -81,7 +81,7 @@ def test_a_ridge_map_solves_the_penalised_least_squares():
     assert np.allclose(ridges(rows, targets, [2.0])[0].matrix[:-1], weights)
 
 
-def test_an_interval_of_a_mean_over_clusters_holds_the_truth_if_rows_of_a_cluster_are_alike():
+def test_an_interval_over_clusters_contains_the_mean_of_rows_that_are_alike_in_a_cluster():
     held = wrong = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
