@@ -117,7 +117,7 @@ def wait_until(true, seconds=20):
     ("left", "words"),
     [("nothing", "runs/small does not exist"), ("a finished run", "runs/small is finished")],
 )
-def test_resume_begins_no_new_run(place, left, words):
+def test_resume_does_not_start_a_new_run(place, left, words):
     if left == "a finished run":
         folder = place / "runs" / "small"
         folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_resume_begins_no_new_run(place, left, words):
     assert left != "nothing" or not (place / "runs" / "small").exists()
 
 
-def test_resume_is_for_one_run_and_not_for_a_fresh_one(place):
+def test_resume_is_refused_with_fresh_and_with_several_seeds(place):
     done = protofleet("run", "small.toml", "--resume", "--fresh", cwd=place)
     assert done.returncode == 2 and "not allowed with" in done.stderr
     done = protofleet("run", "small.toml", "--resume", "--seeds", "1", "2", cwd=place)

@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(python|sh long)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-def test_what_the_page_shows_can_be_done_in_its_order(tmp_path, monkeypatch, capfd):
+def test_the_commands_of_the_page_your_data_work_in_their_order(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     said = []
     for kind, text in BLOCK.findall(PAGE.read_text()):
