@@ -30,7 +30,7 @@ def parsed(found):
 
 
 @pytest.mark.parametrize("found", GENERATED)
-def test_a_generated_table_is_what_markdown_writes_of_its_cells(found):
+def test_each_generated_table_has_the_form_that_markdown_writes(found):
     """A page has bold titles, so that they are no headings of the page."""
     written = parsed(found).markdown()
     assert written == found[0].replace(f"**{found['title']}**", f"### {found['title']}", 1)

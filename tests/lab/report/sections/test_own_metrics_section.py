@@ -34,7 +34,7 @@ def test_the_report_has_a_curve_of_each_metric_by_domain_and_a_table_of_its_mean
     assert "margin" not in found, "it is a figure of the method, and none of one's own metrics"
 
 
-def test_a_run_without_metrics_of_its_own_has_no_section(tmp_path):
+def test_a_run_without_its_own_metrics_has_no_section(tmp_path):
     path = whole_run(tmp_path) / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [{**line, "figures": {"margin.0": 1.2, "margin.mean": 1.25}} for line in lines]
