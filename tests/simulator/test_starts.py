@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", first_middle_and_last(COORDINATOR_ITEMS))
-def test_a_coordinator_resumes_wherever_connected_stands_among_what_it_reads_first(
+def test_a_coordinator_resumes_at_each_position_of_connected_among_its_first_items(
     judged, undisturbed, number
 ):
     order = Behind(number)
@@ -66,7 +66,7 @@ def test_a_coordinator_resumes_wherever_connected_stands_among_what_it_reads_fir
 
 
 @pytest.mark.parametrize("number", first_middle_and_last(DEVICE_ITEMS))
-def test_a_device_keeps_its_promises_wherever_connected_stands_among_what_it_reads_first(judged, number):
+def test_a_device_keeps_its_promises_at_each_position_of_connected_among_its_items(judged, number):
     order = Behind(number)
     run = judged(1, started_again("d0", order), policy=replace(CALM, quorum=5), bad_seconds=15.0)
     assert order.waited == DEVICE_ITEMS, "every place was tried"
