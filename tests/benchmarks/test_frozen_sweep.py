@@ -1,4 +1,4 @@
-"""Tests of the program that runs a sweep with frozen features in one process: its accuracies are those of runs."""
+"""Tests of the program that runs a sweep with frozen features in one process, with the same accuracies as runs."""
 
 import json
 
@@ -21,7 +21,7 @@ network = {{ name = "cnn_bn", feature_size = 32 }}
 data = {{ source = "digits", samples = 20, test_samples = 20, validation = 0.25, size = 16 }}
 devices = {{ clients = {{ mnist = 1, optdigits = 1 }} }}
 """
-MORE = ", least_samples = 1"  # Each device has few samples of a class.
+MORE = ", least_samples = 1"  # Each device has few samples of each class.
 GRIDS = {
     "fed3r": ("lam", [0.01, 10.0]),
     "fedncm": ("metric", ["cosine", "euclidean"]),

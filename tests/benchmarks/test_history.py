@@ -1,4 +1,4 @@
-"""Tests of the figures that are kept of a measure, and of their comparison with the committed figures."""
+"""Tests of the stored figures of a measure, and of their comparison with the committed figures."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -173,7 +173,9 @@ def test_the_command_lists_all_measures_and_refuses_an_unknown_one():
 def test_a_line_delivers_bytes_at_its_rate_and_in_order():
     direction = Direction(Line(8000.0, round_trip_seconds=0.4, loss=0.0), seed=1)
     assert [direction.arrival(1000, 0.0) for _ in range(3)] == pytest.approx([1.2, 2.2, 3.2])
-    assert direction.arrival(1000, 10.0) == pytest.approx(11.2), "an idle line saves nothing up"
+    assert direction.arrival(1000, 10.0) == pytest.approx(11.2), (
+        "an idle line does not save bandwidth for later"
+    )
 
 
 def test_a_lost_segment_delays_only_the_segments_behind_it():

@@ -25,7 +25,7 @@ def test_the_interval_contains_the_true_median_as_often_as_its_coverage(n):
 
 @pytest.mark.parametrize("n", range(1, 12))
 def test_the_interval_is_as_narrow_as_the_coverage_allows(n):
-    """The next narrower interval would contain the median too rarely: counted over all throws of n coins."""
+    """The next narrower interval would contain the median too rarely: the test counts all throws of n coins."""
     found = of(range(n))
     narrower = [sum(side) for side in itertools.product((0, 1), repeat=n)]
     skipped = int(found.low) + 1
@@ -36,7 +36,7 @@ def test_the_interval_is_as_narrow_as_the_coverage_allows(n):
 def test_median_and_quartiles_are_those_of_the_values():
     found = of([5, 1, 4, 2, 3])
     assert (found.median, found.first, found.third) == (3, 2, 4)
-    assert (found.low, found.high) == (1, 5), "of five values only the extremes hold it in 9 of 10 cases"
+    assert (found.low, found.high) == (1, 5), "of five values, only the extremes contain it in 9 of 10 cases"
 
 
 def test_the_spread_of_one_value_is_this_value():

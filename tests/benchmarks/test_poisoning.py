@@ -1,4 +1,4 @@
-"""The liars of the measurement of [policy.robust] send what docs/robust.md says."""
+"""The attackers in the measurement of [policy.robust] send the values that docs/robust.md states."""
 
 import torch
 
@@ -44,7 +44,7 @@ def test_a_poisoned_label_is_the_last_class_minus_the_true_class():
     assert poisoned(torch.tensor([0, 3, 9]), 10).tolist() == [9, 6, 0]
 
 
-def test_the_cells_of_the_bars_come_first():
+def test_the_cells_for_which_the_page_sets_bars_are_first():
     first = list(cells())[:60]
     assert {one.rule for one in first} == {"mean", "trimmed", "clip_median"}
     assert {one.seed for one in first} == {1, 2, 3, 4, 5} and len(set(first)) == 60

@@ -1,4 +1,4 @@
-"""Tests of the program that measures the cost of noise: without noise, its accuracies are those of a federation."""
+"""Tests of the program that measures the cost of noise; without noise, its accuracies are those of a federation."""
 
 from pathlib import Path
 

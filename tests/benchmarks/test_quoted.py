@@ -102,7 +102,7 @@ def smallest(measure):
         case SweepTasks():
             return SweepTasks(rates=("0.01",), sampled=1, rounds=1)
         case FederationTasks():
-            # Without the options, all three runs are on this machine: that shows that the measure works.
+            # Without the options, all three runs are on this machine. This is enough to show that the measure works.
             return FederationTasks(devices=2, rounds=4, epochs=1, options=())
         case Flower():
             return Flower(devices=2, rounds=2)
@@ -166,7 +166,7 @@ def test_each_quoted_benchmark_starts_and_gives_its_figures(measure, tmp_path):
         pytest.skip(f"the peer cannot be installed here: {error}")
     found = once(measure, this_tree(tmp_path))
     assert found.keys() == measure.figures.keys()
-    # How far off virtual time is may be negative.
+    # The error of the virtual time may be negative.
     assert all(value >= 0 or name.endswith(": off") for name, value in found.items())
 
 

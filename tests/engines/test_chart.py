@@ -47,7 +47,7 @@ def drop(*path):
 
 
 POD = ("spec", "template", "spec")
-# The object -> a mistake that somebody could make in its template.
+# The object -> a possible mistake in its template.
 MISTAKES = {
     ("Service", "broker"): set_at("8883", "spec", "ports", 0, "port"),
     ("ConfigMap", "broker"): set_at(8883, "data", "mosquitto.conf"),
@@ -116,7 +116,7 @@ def every_object(rendered):
     return {key_of(one): one for result in rendered.values() for one in result["objects"]}
 
 
-def test_there_is_a_planted_mistake_for_every_object(rendered):
+def test_every_object_has_a_planted_mistake(rendered):
     groups = {("ConfigMap", f"devices-{i}") for i in range(1, 6)}  # These are made like the first one.
     assert every_object(rendered).keys() - groups == MISTAKES.keys()
 

@@ -80,7 +80,7 @@ def pair(tmp_path_factory):
 
 
 class Client:
-    """A client that uses a certificate as it likes, and not as our own programs do."""
+    """A client that may use a certificate in other ways than our own programs."""
 
     def __init__(self, pair, certificate, user, client_id):
         files = pair.fleet.tls(certificate)
@@ -172,7 +172,7 @@ def test_a_device_can_use_only_its_own_topics(client, access, topic):
 
 
 def test_the_listener_accepts_tls_1_3_and_tls_1_2(pair):
-    """Our parties speak 1.3 alone. The listener of ejabberd has no setting that refuses 1.2 to others."""
+    """Our parties use only TLS 1.3. The listener of ejabberd has no setting that refuses 1.2 to other clients."""
     for version, newest in (("TLSv1.3", ssl.TLSVersion.TLSv1_3), ("TLSv1.2", ssl.TLSVersion.TLSv1_2)):
         context = ssl.create_default_context(cafile=pair.fleet.tls(ONE).ca)
         context.load_cert_chain(pair.fleet.tls(ONE).cert, pair.fleet.tls(ONE).key)

@@ -1,4 +1,4 @@
-"""Sweeps as tasks of a real Ray with two nodes: whatever is lost, the results have the bits of one machine."""
+"""Sweeps as tasks of a real Ray with two nodes give the bits of one machine, also after losses and kills."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ends_equal(ray, place, alone):
     said = done.end()
     assert done.process.returncode == 0, said
     for name, lines in before.items():
-        assert rounds(runs / name)[: len(lines)] == lines, "the run has gone on, and not begun again"
+        assert rounds(runs / name)[: len(lines)] == lines, "the run has continued, and not started again"
     assert all_bits(runs) == all_bits(alone / "runs") and len(all_bits(runs)) == 3
     assert same_trials(runs, alone / "runs")
     assert not list(runs.glob("*.1"))

@@ -1,4 +1,4 @@
-"""Troubles of a real Ray are told in one line each, before a trial is given to it."""
+"""Each problem of a real Ray is reported in one line, before a trial is submitted to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sweep(ray, place, *more):
 
 
 def refused(ray, place, *more):
-    """Return what a command has said that was refused with exit code 2, in one line."""
+    """Run a command that must be refused with exit code 2, and return its one line of errors."""
     done = sweep(ray, place, *more)
     said = done.end(240)
     assert done.process.returncode == 2, said

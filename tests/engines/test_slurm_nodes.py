@@ -207,7 +207,7 @@ def test_a_head_in_a_job_continues_on_another_node_after_the_loss_of_its_node(pl
 
 
 def test_a_head_in_a_job_stops_at_its_time_limit_and_is_submitted_again(place, slurm, untroubled):
-    """The limit of the running job is lowered, so that Slurm's warning comes at its next look at limits."""
+    """The limit of the running job is lowered, so that Slurm sends its warning at its next check of limits."""
     held = HeldRun(place / "held", 2)
     at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
     wait_for_rounds(place, 2)

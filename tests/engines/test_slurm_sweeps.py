@@ -1,4 +1,4 @@
-"""Sweeps as tasks of a real Slurm with four nodes: whatever is lost, the results have the bits of one machine."""
+"""Sweeps as tasks of a real Slurm with four nodes give the bits of one machine, also after losses and kills."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def place(tmp_path, alone):
 
 
 def nodes_of_young_trials(slurm, runs):
-    """Return the nodes whose trials have ended some rounds, and are far from their end."""
+    """Return the nodes of trials that have ended some rounds and are far from the last round."""
     tasks = EngineFolder(runs / "sweeps" / "small").tasks()
     running = (line.split() for line in slurm.tasks() if "RUNNING" in line)
     nodes = {int(name.rpartition("_")[2]): node for name, _, node in running}

@@ -1,4 +1,4 @@
-"""Troubles of a real Slurm are told in one line each: a held job, an absent controller, a time limit, bad input."""
+"""Each problem of a real Slurm is reported in one line: a held job, a missing controller, a time limit, bad input."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def give_nodes_another_version(place):
 
 
 def refused(slurm, place, *more):
-    """Return what a command has said that was refused with exit code 2, in one line."""
+    """Run a command that must be refused with exit code 2, and return its one line of errors."""
     done = sweep(slurm, place, *more)
     said = done.end(120)
     assert done.process.returncode == 2, said
@@ -58,7 +58,7 @@ def refused(slurm, place, *more):
 
 
 def test_a_run_that_stops_at_its_time_limit_is_submitted_again(slurm, place):
-    """The limit of a running task is lowered, so that Slurm's warning comes at its next look at limits."""
+    """The limit of a running task is lowered, so that Slurm sends its warning at its next check of limits."""
     words = ("--set", f"rounds={LONG}", *ONE, "--runs", "alone")
     alone = subprocess.Popen(
         command("sweep", "small.toml", *words),

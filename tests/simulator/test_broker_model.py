@@ -114,7 +114,7 @@ def test_the_older_of_two_clients_with_the_same_client_id_is_disconnected(says):
     place.client("newer", client_id="one")
     place.wait(0.3)
     gone = [item for item in place.heard["older"] if isinstance(item, Disconnected)]
-    assert gone[0].final is says, "Mosquitto 2.0 says nothing, and the older one comes back"
+    assert gone[0].final is says, "Mosquitto 2.0 sends no reason, and the older client reconnects"
 
 
 def test_the_will_of_a_client_without_power_is_published_after_its_keepalive():

@@ -1,4 +1,4 @@
-"""The debts that the simulator demands."""
+"""Tests of the messages that the simulator requires from each process."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.simulator.promises import BrokenPromise
 
 @pytest.fixture
 def coordinator():
-    """Return the debts of a coordinator that has asked one device, and has heard a hello of it since."""
+    """Return the state of a coordinator that has sent a task to one device and then received a hello of it."""
     due = Due("coordinator", epoch=1)
     due.said("d", Task(1, "train", None, 20.0), 0.0)
     due.heard("d", Hello("d", 2, 10), 1, 1.0)

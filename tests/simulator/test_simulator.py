@@ -21,7 +21,7 @@ KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", []
 
 
 def longer(*values):
-    """Return values for `parametrize` that only `make test-all` takes."""
+    """Return values for `parametrize` that only `make test-all` runs."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
@@ -33,7 +33,7 @@ def test_all_promises_are_kept_under_random_faults(seed):
 
 @pytest.mark.parametrize("seed", [2, *longer(0, 1, 59, 143)])
 def test_all_promises_are_kept_for_two_runs_with_an_operator(seed):
-    """In seed 2 a welcome was lost for ever; in 59 and 143 the work of one run went into the state of another."""
+    """In seed 2 a welcome was lost for ever. In seeds 59 and 143 the work of one run changed the state of another."""
     verdict = run_seed_of_several(seed)
     assert not verdict.problem, (
         f"python -m tests.simulator --several --seed {seed} --trace\n{verdict.details}"
@@ -83,7 +83,7 @@ def test_all_promises_are_kept_with_samples_that_are_not_images(method, axes):
     "known", [*KNOWN_BAD[:3], *longer(*KNOWN_BAD[3:])], ids=lambda known: str(known["number"])
 )
 def test_all_promises_are_kept_in_each_known_bad_seed(known):
-    """The worlds have pictures, exact updates and inboxes in order, as at that time; else the history differs."""
+    """The settings are those of the time when the seed failed, because other settings give another history."""
     verdict = run_scenario(replace(draw(known["number"]), axes=(), starts=False, uplink=""))
     assert not verdict.problem, f"{known['found']}\n{verdict.details}"
 
@@ -137,7 +137,7 @@ def test_the_table_of_planted_bugs_on_the_page_is_up_to_date():
 
 
 def test_a_run_that_cannot_end_is_reported_as_a_broken_promise():
-    """The bound is there for a fleet that cannot reach its quorum."""
+    """The time limit also ends a run whose fleet cannot reach its quorum."""
     scenario = draw(0)
     nobody = replace(
         scenario, kinds=frozenset(), policy=replace(scenario.policy, quorum=9, cohort=0, gather=0, spares=0)

@@ -1,4 +1,4 @@
-"""Tests that the contract names a state that is not saved, also if its loss does not harm the first round."""
+"""Tests that the contract names state that is not saved, even if the first round does not need this state."""
 
 import re
 

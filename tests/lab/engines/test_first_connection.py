@@ -14,7 +14,7 @@ HERE = "127.0.0.2"
 
 @dataclass
 class NodeHere:
-    """An engine with one node on this machine. `changed` replaces words of each command, as another network would."""
+    """An engine with one node on this machine. `changed` replaces words of each command."""
 
     changed: dict[str, str] = field(default_factory=dict)
     name: str = "node here"

@@ -18,5 +18,5 @@ def test_the_last_mount_that_covers_the_folder_is_named_with_its_options(tmp_pat
     assert mount_of(Path("/homes"), table) == "/, ext4 of root (rw)"
 
 
-def test_the_folder_alone_is_named_if_there_is_no_mount_table(tmp_path):
+def test_only_the_folder_is_named_if_there_is_no_mount_table(tmp_path):
     assert mount_of(Path("/home"), tmp_path / "none") == "/home"

@@ -1,4 +1,4 @@
-"""A first task tests a node. Each trouble is one line with the way out, and nothing else is submitted."""
+"""A first task checks a node. Each problem gives one line with a fix, and no other task is submitted."""
 
 import json
 
@@ -27,7 +27,7 @@ def other_answer(**changes):
 
 
 def unlocked(job):
-    """Take the lock of a new file of the same name, as on a node whose locks are its own."""
+    """Lock a new file of the same name, as on a node that does not share its locks."""
     text = (job.folder / LOCK).read_text()
     (job.folder / LOCK).unlink()
     (job.folder / LOCK).write_text(text)
@@ -100,7 +100,7 @@ def test_an_interrupt_cancels_the_check(tmp_path):
 
 
 def test_a_check_that_slurm_never_starts_is_cancelled_and_the_error_has_its_reason(tmp_path):
-    """By default, Slurm takes a job whose account may not use the partition, and never starts it."""
+    """By default, Slurm accepts a job whose account may not use the partition, and never starts it."""
     never = [TaskState(0, "refused", reason="AccountNotAllowed")]
     engine = ToldEngine(check=lambda job: None, told=[never])
     with pytest.raises(SettingsError, match="Slurm refuses the job: AccountNotAllowed; correct it"):

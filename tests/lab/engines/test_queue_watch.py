@@ -1,4 +1,4 @@
-"""A watch tells of each task that an engine has taken from its node, also if the task runs elsewhere already."""
+"""A watch reports each task that an engine has taken from its node, even if the task already runs elsewhere."""
 
 import pytest
 

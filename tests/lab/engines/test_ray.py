@@ -1,4 +1,4 @@
-"""The engine of Ray starts a driver as a child process. However the driver ends, the command says so in one line."""
+"""The engine of Ray starts a driver as a child process. The command reports each end of the driver in one line."""
 
 import os
 import signal

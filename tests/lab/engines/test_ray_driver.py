@@ -1,4 +1,4 @@
-"""The driver of Ray gives tasks to nodes, gives a lost task again, and says which tasks wait and which run."""
+"""The driver of Ray starts tasks on nodes, restarts lost tasks, and reports which tasks wait and which run."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ JOB = "1a"
 
 @dataclass
 class ToldCluster:
-    """A cluster whose tasks end as a test has told."""
+    """A cluster whose tasks end as a test has set."""
 
     outcomes: dict[int, str] = field(default_factory=dict)
     started: list[int] = field(default_factory=list)  # The number of each task that was given, in order.

@@ -1,4 +1,4 @@
-"""The process of a task ends with the worker of Ray that has started it, in whatever way the worker ends."""
+"""The process of a task ends with the worker of Ray that has started it, however the worker ends."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def run(log, *words, environment=None, folder=""):
 
 
 def worker(log, *words):
-    """Start a task in a forked process, as in a worker, and return the process and the one of the task."""
+    """Start a task in a forked process, as in a worker, and return the ids of both processes."""
     pid = os.fork()
     if pid == 0:
         try:

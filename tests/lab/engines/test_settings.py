@@ -1,4 +1,4 @@
-"""Options of Slurm that protofleet sets itself, or that it does not know, are refused with the way out."""
+"""Options of Slurm that protofleet sets itself, or that it does not know, are refused with a fix."""
 
 import pytest
 

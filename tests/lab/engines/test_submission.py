@@ -1,4 +1,4 @@
-"""A job is written down for a later command, unless it ends with the command that has submitted it."""
+"""A job is stored for a later command, unless the job ends with the command that has submitted it."""
 
 import pytest
 

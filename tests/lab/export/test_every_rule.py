@@ -1,4 +1,4 @@
-"""Another process, without protofleet, gets the same answers from the export of every rule."""
+"""Another process, without protofleet, gets the same scores from the export of every rule."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_exported_models_give_the_same_labels_and_nearly_the_same_scores(answers
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
 
 
-def test_one_sample_alone_gets_the_same_scores_as_in_a_batch(answers):
+def test_a_single_sample_gets_the_same_scores_as_in_a_batch(answers):
     for wanted, found in answers.values():
         assert found["one"].argmax() == wanted[0].argmax()
         assert difference(found["one"], wanted[:1]) <= MOST_DIFFERENCE

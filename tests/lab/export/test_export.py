@@ -1,4 +1,4 @@
-"""`protofleet export` on real runs: its files, other programs that read them, and one line for each mistake."""
+"""`protofleet export` on real runs: its files, programs that read them, and one error line for each mistake."""
 
 import errno
 import json
@@ -98,7 +98,7 @@ def test_the_model_is_rebuilt_from_the_card_and_the_tensors_of_an_export(runs, t
 
 
 def test_the_export_reports_the_assumed_scaling_if_no_device_states_it(runs, tmp_path, capsys):
-    """This is so on the host of a coordinator, where no device keeps its models."""
+    """This happens on the host of a coordinator, where no device keeps its models."""
     shutil.copytree(runs / "all" / "coordinator", tmp_path / "alone")
     exported(tmp_path / "alone", "--format", "safetensors", "--out", tmp_path / "m")
     assert "nobody here knows how devices scale their samples; assumed: 0 to 255" in capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_the_export_reports_the_assumed_scaling_if_no_device_states_it(runs, tmp
 
 
 def test_the_card_has_the_accuracies_of_the_exported_prediction_mode(runs, tmp_path):
-    """Earlier, the card had the accuracies of the method's own way to predict, whichever way was exported."""
+    """Earlier, the card always had the accuracies of the method's default prediction mode."""
     for chosen in ("--best", "--last"):
         exported(
             runs / "all", chosen, "--way", "anchor", "--format", "safetensors", "--out", tmp_path / chosen
@@ -268,14 +268,14 @@ def test_an_export_that_fails_leaves_no_folder(runs, tmp_path, capsys, monkeypat
     assert not list(tmp_path.iterdir())
     (tmp_path / "a").mkdir()
     said(capsys, *command, tmp_path / "a" / "b" / "m")
-    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "what was there before stays"
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "earlier files stay"
 
 
 def test_a_later_export_replaces_an_earlier_one_completely(runs, tmp_path):
     place = tmp_path / "m"
     exported(runs / "all", "--format", "pt2", "--out", place)
     (tmp_path / ".m.abc.new").mkdir()  # left by an export that was killed
-    place.rename(tmp_path / ".m.abc.old")  # left by one that died between its two renames
+    place.rename(tmp_path / ".m.abc.old")  # left by an export that died between its two renames
     exported(runs / "all", "--format", "safetensors", "--best", "--out", place)
     assert sorted(path.name for path in place.iterdir()) == ["card.json", "model.safetensors", "predict.py"]
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
@@ -327,7 +327,7 @@ def test_hints_name_the_packages_of_every_extra():
         for path in (ROOT / package).rglob("*.py")
         if "pip install 'protofleet[" in path.read_text()
     ]
-    assert [path.name for path in hints] == ["extras.py"], "whose own comment says why not"
+    assert [path.name for path in hints] == ["extras.py"], "a comment in this file gives the reason"
 
 
 def test_an_export_of_a_missing_run_does_not_name_packages(tmp_path, capsys, monkeypatch):

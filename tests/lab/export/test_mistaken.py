@@ -1,4 +1,4 @@
-"""`export`, `predict` and `model` answer a mistaken folder, file or word with one line that fits the mistake."""
+"""`export`, `predict` and `model` refuse a wrong folder, file or word with one line that fits the mistake."""
 
 import json
 
@@ -75,4 +75,4 @@ def test_each_mistake_is_refused_with_one_line_that_fits_it(place, capsys, monke
     out, err = capsys.readouterr()
     assert err.startswith("protofleet: ") and err.count("\n") == 1 and not out
     assert problem.format(place=place) in err, err
-    assert sorted(place.rglob("*")) == before, "a refused command leaves nothing behind"
+    assert sorted(place.rglob("*")) == before, "a refused command writes no files"

@@ -1,4 +1,4 @@
-"""Another process, without protofleet, gets the same answers from each bundled network in every form.
+"""Another process, without protofleet, gets the same scores from each bundled network in every format.
 
 `make exports` includes the deepest networks, which take minutes, and networks with the layers of others.
 """
@@ -81,6 +81,6 @@ def test_exported_networks_give_the_same_labels_and_nearly_the_same_scores(answe
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
 
 
-def test_one_sample_alone_gets_the_same_scores_as_in_a_batch(answers):
+def test_a_single_sample_gets_the_same_scores_as_in_a_batch(answers):
     for file, (wanted, found) in answers.items():
         assert difference(found["one"], wanted[:1]) <= MOST_DIFFERENCE, file

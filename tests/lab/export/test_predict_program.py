@@ -1,4 +1,4 @@
-"""predict.py of an export is short to read, and answers each mistake of its user with one line and exit code 2."""
+"""predict.py of an export is short to read, and reports each mistake of its user with one line and exit code 2."""
 
 import os
 import re

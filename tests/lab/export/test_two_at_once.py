@@ -1,4 +1,4 @@
-"""Two exports that write to one place at once do not delete each other's folder, and the last one is whole."""
+"""Two exports that write to one folder at once do not delete each other's files, and the last one is complete."""
 
 import pytest
 

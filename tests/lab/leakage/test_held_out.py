@@ -48,7 +48,7 @@ def test_a_class_with_few_candidates_limits_the_samples_of_all_classes():
 
 
 def test_a_candidate_is_left_out_if_an_image_of_the_same_digit_is_used():
-    """An image of mnistm shows a digit of mnist; if the digit was used, the image is no fair non-member."""
+    """An image of mnistm shows a digit of mnist; if the digit was used, the image is not a valid non-member."""
     found = unused([b"a", b"b", b"c"], {b"x"}, {b"b": [b"x"], b"c": [b"y"]})
     assert found.tolist() == [0, 2]
 

@@ -1,4 +1,4 @@
-"""A run of real processes keeps the answers that a repetition of its experiment gives, to the bit."""
+"""A run of real processes keeps the same answers, bit for bit, as a repetition of its experiment."""
 
 import pytest
 

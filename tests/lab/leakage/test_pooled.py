@@ -36,7 +36,7 @@ def test_images_of_several_devices_are_pooled_over_clusters_of_device_and_class(
     same = clustered(
         np.concatenate([one.values for one in parts]), np.concatenate([one.classes for one in parts])
     )
-    assert found.figure != same, "clusters of classes alone would not be noticed"
+    assert found.figure != same, "the test would not notice clusters of only classes"
 
 
 def test_a_row_is_not_sound_if_its_control_is_above_the_baseline():

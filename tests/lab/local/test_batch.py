@@ -1,4 +1,4 @@
-"""One command runs each file with each seed: no run starts twice, and none is lost because another one fails."""
+"""One command runs each file with each seed: no run starts twice, and a failed run does not stop the others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Replace runs by ones that end at once, and return the names of those started; test_run has real runs."""
+    """Replace each run by a run that ends at once, and return the names of the started runs."""
     names = []
 
     def run(experiment, runs, launcher, track=()):

@@ -1,4 +1,4 @@
-"""A sweep on an engine: the folders of the runs say what has finished, and the engine only whether to wait."""
+"""A sweep on an engine: the folders of the runs show which runs have finished, the engine only which jobs run."""
 
 import json
 import shutil
@@ -212,7 +212,7 @@ def test_a_second_command_for_the_same_sweep_is_refused(runs, trials, batch):
 
 
 def test_a_trial_that_another_process_runs_is_awaited_and_does_not_fail(runs, trials, batch, said):
-    """The lock is released by the second look at the queue."""
+    """The lock is released at the second check of the queue."""
     holding = sole_use(runs / trials[0].name)
     holding.__enter__()
     engine = ToldEngine()
@@ -274,7 +274,7 @@ def test_a_controller_that_does_not_answer_is_asked_again_and_reported_once_a_mi
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
     one = batch(engine)
-    # The first look is that of the take-over.
+    # The first check of the queue belongs to the start of the command.
     engine.told = [[TaskState(0, "runs", "n1")]]
     states, looks = engine.states, []
 
@@ -354,7 +354,7 @@ def test_the_engine_table_of_a_sweep_file_replaces_that_of_its_experiment(tmp_pa
 
 
 def test_a_full_disk_ends_the_command_with_a_fix(runs, trials, batch, monkeypatch):
-    """The task has made a round, so without the look at the disk its trial would be submitted again."""
+    """The task has completed a round, so without the check of the disk its trial would be submitted again."""
     engine = ToldEngine(lambda job, task: a_round(runs, trials[0].name))
     usage = shutil.disk_usage(runs.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

@@ -1,4 +1,4 @@
-"""The nodes of an engine refuse what they cannot run in one line, and their patience is no setting of the run."""
+"""A run in tasks of an engine is refused in one line if it cannot work, and its patience time is not stored."""
 
 import json
 from dataclasses import dataclass

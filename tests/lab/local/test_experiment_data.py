@@ -16,7 +16,7 @@ PICTURES = {"synth": "test", "mnistm": "test", "syn": "val"}  # 200 for training
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return a function that loads the shards of an experiment for a person whose home has all of Digits."""
+    """Return a function that loads the shards of an experiment for a home folder that contains all of Digits."""
     home = tmp_path_factory.mktemp("home")
     cache = home / ".cache" / "protofleet"
     write_mnist(cache / "mnist", *SIZES["mnist"])

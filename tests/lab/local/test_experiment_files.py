@@ -91,7 +91,7 @@ def test_each_experiment_file_has_a_comment_the_name_of_its_run_and_a_valid_mode
 
 @pytest.mark.slow
 def test_every_experiment_is_far_below_the_default_limits_of_a_device():
-    """The memory of a batch besides the weights is in docs/security-limits.md."""
+    """docs/security-limits.md describes the memory that a batch takes in addition to the weights."""
     sizes = {}
     for path in FILES:
         experiment = read(path)
@@ -199,7 +199,7 @@ def test_files_of_private_runs_differ_only_in_noise_and_masked_sums(method):
     assert plain.shards == local.shards == shared.shards
 
 
-# How a file builds on its base
+# Bases of experiment files
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_settings_of_the_command_line_replace_those_of_the_files(write):
     assert read_experiment(row, ["method.mu=3.0"]).method["mu"] == 3.0
 
 
-# Settings of a method belong to its name
+# Settings of one method
 
 
 @pytest.fixture
@@ -415,7 +415,7 @@ def test_the_command_data_accepts_a_file_with_a_base(capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(SIX)
 
 
-# Values that follow from a file are computed once
+# Values that are computed once
 
 
 def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run at an external broker that asks for certificates uses the parties of a fleet, each with its own files."""
+"""A run at an external broker that requires certificates uses the parties of a fleet, each with its own files."""
 
 import queue
 import re

@@ -1,4 +1,4 @@
-"""A run with forked processes gives the same bits as one with fresh interpreters, and leaves nothing behind."""
+"""A run with forked processes gives the same bits as one with fresh interpreters, and leaves no process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A command shows the end of a head in a job once, also if the job has ended while no command waited for it."""
+"""A command shows the end of a head in a job once, even if the job has ended while no command waited for it."""
 
 import pytest
 

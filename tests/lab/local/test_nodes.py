@@ -139,7 +139,9 @@ def test_tasks_of_an_unavailable_engine_end_before_the_run_continues_on_one_mach
     job = array_of(slurm)
     kill_head(first)
     assert len(slurm.pids(job)) == 2
-    said = finish(protofleet_here(place, "--resume"))  # Its PATH has no commands of this engine.
+    said = finish(
+        protofleet_here(place, "--resume")
+    )  # The PATH of this command has no commands of the engine.
     assert "tasks that still run the devices of runs/small end within 3 s" in said
     assert "the run goes on without its tasks" in (place / "runs/small/engine/0.log").read_text()
     assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
@@ -149,7 +151,7 @@ def test_tasks_of_an_unavailable_engine_end_before_the_run_continues_on_one_mach
 def test_a_federation_in_tasks_uses_the_nodes_of_an_external_broker_that_accept_it(
     place, slurm, untroubled, tmp_path
 ):
-    """The first address is dead. The nodes need not reach this machine, so no first task connects to it."""
+    """No broker listens at the first address. The nodes need not reach this machine, so there is no first task."""
     secured = start_enrolled(tmp_path / "fleet", *(f"device-{i + 1}" for i in range(3)))
     hosts = [f"127.0.0.1:{port}" for port in (free_port(), secured.broker.port)]
     changes = ("kind=external", f"enrolled={secured.fleet.folder}", f"address.hosts={json.dumps(hosts)}")

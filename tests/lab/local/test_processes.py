@@ -1,6 +1,6 @@
-"""A run whose process fails shows the last line of its log, and a full disk before anything else.
+"""A run whose process fails reports the last line of its log, or the full disk if the disk is full.
 
-It makes no difference whether the processes are forked or are separate interpreters.
+This is the same for forked processes and for separate interpreters.
 """
 
 import subprocess

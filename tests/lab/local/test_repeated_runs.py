@@ -1,4 +1,4 @@
-"""A run of real processes gives the same row again, stops where its policy says, and names its sources."""
+"""A run of real processes gives the same row again, stops when its policy stops it, and names its sources."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.lab.local.test_run import furnished, lines, protofleet
 
 @pytest.mark.slow
 def test_a_repeated_run_gives_the_same_row_and_names_its_sources(tmp_path):
-    """Bits of the wire beside the tensors depend on timing; accuracies and bytes of tensors do not."""
+    """The other bytes on the wire depend on timing, but accuracies and bytes of tensors do not."""
     place = furnished(tmp_path)
     for folder in ("one", "two"):
         done = protofleet("run", "small.toml", "--runs", folder, cwd=place)

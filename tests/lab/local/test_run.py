@@ -1,4 +1,4 @@
-"""The command as a person uses it does whole runs in real processes and answers each mistake with one line."""
+"""The command does whole runs in real processes, and reports each mistake in one line."""
 
 import json
 import os
@@ -121,7 +121,9 @@ def test_a_run_that_diverges_ends_with_exit_code_4_and_writes_a_report(place):
     done = protofleet("run", *options, cwd=place)
     assert done.returncode == 4, done.stderr + done.stdout
     assert done.stderr.splitlines()[-1].startswith("protofleet: the run cannot continue: ")
-    assert "lower method.lr" in done.stderr and "cannot continue" not in done.stdout, "it is said once"
+    assert "lower method.lr" in done.stderr and "cannot continue" not in done.stdout, (
+        "the error is printed once"
+    )
     assert "Traceback" not in done.stderr
     run = place / "runs" / "small"
     assert "This run has come to nothing: " in (run / "report.html").read_text()
@@ -182,7 +184,7 @@ ROUNDS = 12
 
 
 def start(place, held=None):
-    """Start a run of ROUNDS rounds, or as many as `held` lets it have."""
+    """Start a run of ROUNDS rounds, or fewer if `held` stops it."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command("run", "small.toml", "--set", f"rounds={ROUNDS}"),
@@ -249,7 +251,7 @@ def test_a_killed_broker_of_the_run_is_restarted_at_once(place, broker):
     assert run.returncode == 0, out + err
     assert "has ended (killed by signal 9); it is started again, and the run goes on" in out
     assert [r["round"] for r in lines(place)] == list(range(1, ROUNDS + 2))
-    assert max(r["seconds"] for r in lines(place)) < 30, "it was 73 s before anybody noticed"
+    assert max(r["seconds"] for r in lines(place)) < 30, "the restart took 73 s in an earlier version"
 
 
 def processes_with(*words):

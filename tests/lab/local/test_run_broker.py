@@ -12,7 +12,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode, w
 from protofleet.protocol.transport import address as addresses
 from tests.conftest import PATIENCE
 
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # enough even if the machine stops for a time
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
     "devices": {"clients": {"mnist": 2}},
@@ -43,7 +43,7 @@ def test_a_run_is_without_tls_only_if_the_setting_tls_is_off(tmp_path, broker):
     with broker_of_run(experiment(kind="mosquitto", tls="off"), tmp_path) as running:
         assert running.address_for("mnist-1").tls is None and "TLS" not in running.description
         assert preflight(running.address) is None
-    assert (tmp_path / "enrolled" / "devices").exists(), "messages are sealed all the same"
+    assert (tmp_path / "enrolled" / "devices").exists(), "messages are still sealed"
 
 
 def test_the_embedded_broker_has_no_tls_and_refuses_the_setting_tls(tmp_path, embedded):

@@ -1,4 +1,4 @@
-"""`run --page` prints the address of a live page, and its port is no setting of the experiment."""
+"""`run --page` prints the address of a live page, and its port is not part of the experiment."""
 
 import json
 import re

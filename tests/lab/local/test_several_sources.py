@@ -56,7 +56,7 @@ def test_every_domain_has_the_same_number_of_devices_by_default(file):
     assert list(doubled) == [f"{d}-{i}" for d in ("mnist", "synth", "mnistm") for i in (1, 2)]
 
 
-def test_a_domain_may_be_left_without_a_device(file):
+def test_a_domain_may_have_no_device(file):
     assert list(decoded(file + "[devices]\nclients = { synth = 1 }").shards) == ["synth"]
 
 

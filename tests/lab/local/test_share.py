@@ -1,4 +1,4 @@
-"""`protofleet fleet --share` runs one group of devices, follows the broker, and tells which devices have failed."""
+"""`protofleet fleet --share` runs one group of devices, follows the broker, and reports failed devices."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def start(run, *more):
 
 
 def device_of(fleet):
-    """Return the process of the devices of a task, which has a name of its own; 0 if there is none."""
+    """Return the process of the devices of a task, which has its own name; 0 if there is no such process."""
     return next((pid for pid in descendants(fleet.pid) if name_of(pid).startswith("devices-")), 0)
 
 

@@ -1,4 +1,4 @@
-"""Devices of a run can share processes: the results stay the same, and an error ends only what it must."""
+"""Devices of a run can share processes: the results stay the same, and an error ends only its device."""
 
 import os
 import signal
@@ -136,12 +136,12 @@ def test_a_device_that_an_error_has_ended_restarts_in_its_process(place):
     wait_for_rounds(place, 2)
     state = place / "runs" / "small" / "devices" / "device-2" / "device.json"
     (worker,) = [pid for pid in descendants(run.pid) if name_of(pid) == "devices-1"]
-    with standing_still(worker):  # otherwise it may write another one in between
+    with standing_still(worker):  # otherwise the process may write another file in between
         state.rename(state.with_name("aside"))
-        state.mkdir()  # it can replace no file
+        state.mkdir()  # a file cannot replace a folder
     held.let_go()
     assert wait_until(lambda: "device-2: ended by an error; the other" in log_of_devices(place), 30)
-    with standing_still(worker):  # otherwise it may start without any
+    with standing_still(worker):  # otherwise the device may start without a state
         state.rmdir()
         state.with_name("aside").rename(state)
     said = run.communicate(timeout=200)[0]

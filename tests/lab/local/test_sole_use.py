@@ -64,7 +64,7 @@ def test_a_second_command_is_refused_until_the_process_that_uses_the_folder_ends
         first.wait()
     with sole_use(runs / "two"), pytest.raises(InUseError), sole_use(runs / "two"):
         pass
-    assert not (runs / "two").exists(), "the refused start has made nothing"
+    assert not (runs / "two").exists(), "the refused start has made no folder"
 
 
 def test_a_batch_is_refused_before_its_first_run_if_one_of_its_runs_is_in_use(file, tmp_path, monkeypatch):

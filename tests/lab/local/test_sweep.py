@@ -1,4 +1,4 @@
-"""A sweep tries a grid with every seed, chooses by validation, and says whether the grid was wide enough."""
+"""A sweep tries a grid with every seed, chooses by validation, and warns if the grid was not wide enough."""
 
 import json
 from dataclasses import replace

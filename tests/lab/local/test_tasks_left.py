@@ -1,4 +1,4 @@
-"""A run on one machine begins only if no task of an engine works beside it on the files of the same devices."""
+"""A run on one machine begins only if no task of an engine still works on the files of the same devices."""
 
 import json
 

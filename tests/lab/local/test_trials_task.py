@@ -1,4 +1,4 @@
-"""A task of an engine runs its line of a list, and leaves a finished trial alone: an engine may repeat a task."""
+"""A task of an engine runs its line of a list. If the engine repeats the task, a finished trial does not change."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_trial_that_another_process_runs_is_not_reported_as_failed(folder, tri
         assert task(folder).run() == 0
     out = capfd.readouterr().out
     assert f"in use elsewhere: {runs / trials[0].name} is in use by process" in out
-    assert "this run has already ended" in out  # The next trial of the task has had its turn.
+    assert "this run has already ended" in out  # The task has continued with its next trial.
     assert folder.failures() == {}
 
 

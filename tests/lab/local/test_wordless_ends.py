@@ -1,4 +1,4 @@
-"""The author's code can end a process without a message and with exit code 0, as if it had finished."""
+"""The code of a plug-in can end a process without a message and with exit code 0, as if it had finished."""
 
 import pytest
 

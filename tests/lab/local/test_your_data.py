@@ -36,6 +36,6 @@ def test_the_commands_of_the_page_your_data_work_in_their_order(tmp_path, monkey
     assert all("samples" in text and "report: " in text and " images" not in text for text in ran[1:])
     for text in ran:
         (mean,) = (line for line in text.splitlines() if line.startswith("mean"))
-        assert float(mean.split()[-1].rstrip("%")) > 90, f"a first reader expects that it learns: {mean}"
+        assert float(mean.split()[-1].rstrip("%")) > 90, f"the example must reach a good accuracy: {mean}"
     for name in ("fruit", "pump", "watch"):
         assert "training samples of 2 classes" in (tmp_path / "runs" / name / "report.html").read_text()

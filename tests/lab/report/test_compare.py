@@ -103,7 +103,7 @@ def test_runs_with_different_seeds_are_one_row_with_their_mean_and_deviation(run
     assert (proto["run"], proto["view"], proto["seeds"], proto["mean"]) == ("proto", "personal", "1", "65.0")
 
 
-def test_the_best_round_is_chosen_by_validation_and_never_by_test(tmp_path):
+def test_the_best_round_is_chosen_by_validation_and_never_by_test_accuracy(tmp_path):
     test, validation = [0.2, 0.9, 0.5, 0.6], [0.1, 0.3, 0.7, 0.7]
     one = finished(tmp_path / "a", "a", test, validation=validation)
     other = finished(tmp_path / "b", "b", test, validation=validation, reports="personal")
@@ -173,7 +173,7 @@ def test_a_baseline_can_be_named_and_the_error_for_an_unknown_one_lists_the_choi
         accuracy_target(read_groups(runs), "nix", 0.9)
 
 
-def test_a_baseline_whose_name_ends_like_a_seed_is_found(tmp_path):
+def test_a_baseline_with_a_name_that_ends_like_a_seed_is_found(tmp_path):
     """A trial of a sweep over data.seed has such a name."""
     trials = [finished(tmp_path / f"a-seed-{n}-s0", f"a-seed-{n}-s0", [0.5, 0.9], seed=0) for n in (1, 2)]
     assert accuracy_target(read_groups(trials), "a-seed-2", 0.9).baseline.name == "a-seed-2"
@@ -315,7 +315,7 @@ def test_a_deviation_needs_two_values():
     )
 
 
-# What is written
+# Written files
 
 
 def test_plain_text_tables_have_aligned_columns(runs):
@@ -325,7 +325,7 @@ def test_plain_text_tables_have_aligned_columns(runs):
         assert title == shown.title and len({len(row) for row in rows}) == 1
 
 
-def test_markdown_is_a_table_for_github(runs):
+def test_markdown_tables_have_the_form_of_github(runs):
     groups = read_groups(runs)
     for shown in tables(groups, None, 0.9):
         text = shown.markdown()
@@ -363,7 +363,7 @@ def test_the_note_without_a_baseline_names_the_groups_that_run_fedavg(runs, tmp_
 
 
 def test_the_names_of_all_lines_are_at_the_end_of_the_longest_line(runs):
-    """Names at the ends of their own lines would lie on the other lines."""
+    """Names at the ends of shorter lines would cover other lines."""
     lines = [
         ChartLine("long", [(1, 0.1), (20, 0.9)], "#000"),
         ChartLine("short", [(1, 0.1), (5, 0.5)], "#111"),

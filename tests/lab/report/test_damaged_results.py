@@ -86,7 +86,7 @@ def test_a_damaged_line_of_the_copy_is_not_used(run):
 
 
 @pytest.mark.parametrize("ended", ["finished", "stopped"])
-def test_the_copy_alone_has_every_line_of_a_finished_or_stopped_run(run, ended):
+def test_every_line_of_a_finished_or_stopped_run_is_read_from_the_copy(run, ended):
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps({**before.summary, "ended": ended}))
     (run / "rounds.jsonl").unlink()
@@ -102,13 +102,13 @@ def test_a_run_of_an_earlier_version_is_read_without_seals_and_without_a_copy(ru
     lines = [{key: value for key, value in line.items() if key in UNSEALED} for line in before.rounds]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "rounds.copy.jsonl").unlink()
-    (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")
+    (run / "ledger.sqlite").write_bytes(b"a file of an earlier version")
     found = read_run(run)
     assert found.summary == before.summary
     later = set(before.rounds[0]) - UNSEALED
     assert [{k: v for k, v in line.items() if k not in later} for line in found.rounds] == lines
     assert not any(line[key] for line in found.rounds for key in later & set(line)), (
-        "what no version said is empty"
+        "values that no version wrote are empty"
     )
 
 

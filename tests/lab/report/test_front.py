@@ -1,4 +1,4 @@
-"""The front of accuracy over bytes: which runs nothing beats, and which run is advised for a budget."""
+"""The front of accuracy over bytes: the runs that no other run beats, and the advice for a budget."""
 
 import json
 

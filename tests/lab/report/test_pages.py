@@ -135,7 +135,7 @@ def test_every_picture_has_two_widths_a_title_and_a_description(html):
             assert picture.get("aria-labelledby") == title.get("id") and title.text
             assert picture.get("aria-describedby") == text.get("id") and len(text.text) > 20
             assert float(picture.get("viewBox").split()[2]) == canvas.width
-    assert NARROW.width <= 400 - 2 * 16, "so 12 pixels high letters are 12 pixels high on a phone"
+    assert NARROW.width <= 400 - 2 * 16, "so text of 12 pixels has 12 pixels on a phone too"
     assert re.search(r"@media screen and \(max-width: \d+px\).*?svg\.wide \{ display: none", CSS, re.DOTALL)
 
 
@@ -189,7 +189,7 @@ def test_many_long_names_are_all_inside_the_picture(width):
             assert float(node.get("x")) + 6 * len(node.text) <= right and 0 < float(node.get("y")) < bottom
 
 
-# Who took part
+# Participation
 
 
 def test_each_round_of_a_device_has_a_state():
@@ -230,14 +230,14 @@ def test_the_best_value_of_a_column_is_bold_unless_all_values_are_equal():
 
 def test_the_best_value_is_chosen_among_runs_with_the_same_view():
     values, views = [[[90.0]], [[80.0]], [[70.0]]], ["personal", "global", "global"]
-    assert best_cells(values, 0, "{:.1f}".format, among=views) == {(1, 0)}, (
-        "nothing to compare the personal one with"
-    )
+    assert best_cells(values, 0, "{:.1f}".format, among=views) == {(1, 0)}, "there is no other personal run"
 
 
 def test_a_run_that_sends_no_bytes_is_not_the_best_in_bytes():
     values = [[[0.0]], [[300.0]], [[200.0]]]
-    assert best_cells(values, 0, "{:.0f}".format, highest=False) == {(2, 0)}, "the first is no federation"
+    assert best_cells(values, 0, "{:.0f}".format, highest=False) == {(2, 0)}, (
+        "a run without bytes is not a federation"
+    )
 
 
 def test_a_comparison_lists_different_settings_and_marks_the_best_value(comparison):

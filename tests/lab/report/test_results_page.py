@@ -21,7 +21,7 @@ GENERATED = [
 
 
 def parsed(found):
-    """Return the table of the page, with its note as it is without the sentence on bold."""
+    """Return the table of the page, with its note, but without the sentence about bold values."""
     head, _, *rows = [line.strip("| \n").split(" | ") for line in found["rows"].splitlines()]
     cells = {(i, j): BOLD.fullmatch(cell) for i, row in enumerate(rows) for j, cell in enumerate(row)}
     best = frozenset(place for place, bold in cells.items() if bold)
@@ -31,7 +31,7 @@ def parsed(found):
 
 @pytest.mark.parametrize("found", GENERATED)
 def test_each_generated_table_has_the_form_that_markdown_writes(found):
-    """A page has bold titles, so that they are no headings of the page."""
+    """The titles on the page are bold, so that they do not become headings of the page."""
     written = parsed(found).markdown()
     assert written == found[0].replace(f"**{found['title']}**", f"### {found['title']}", 1)
 

@@ -87,7 +87,7 @@ def test_a_follower_continues_at_the_first_round_that_was_not_sent(run, recorder
     with (run / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "torn')
     assert "the run is not over" in follow(TO, run, to_the_end=False).result
-    assert recorder.ending is None, "nobody knows that it has ended"
+    assert recorder.ending is None, "the run has not ended"
     whole_run(run, WHOLE)
     follow(TO, run, to_the_end=False)
     assert list(recorder.rounds) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Installed packages can bring trackers, and each run of a sweep becomes a run in the tracker."""
+"""Installed packages can contain trackers, and each run of a sweep becomes a run in the tracker."""
 
 import json
 import shutil

@@ -170,7 +170,7 @@ def test_the_named_command_sends_the_rounds_that_a_killed_tracking_server_missed
     assert line.startswith(f"protofleet: mlflow={server.address} is left out from round 4 on (")
     assert line.endswith(f"; {to} sends the later rounds")
     server.wait()
-    assert run_in(server.address).info.status == "RUNNING", "nobody could tell it"
+    assert run_in(server.address).info.status == "RUNNING", "no process could set the state"
     done = protofleet(*to.split()[1:], cwd=tracked.place)
     there = f"runs/small: rounds 1 to {ROUNDS + 1} are in mlflow={server.address}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, there, "")
@@ -183,7 +183,7 @@ def test_the_named_command_sends_the_rounds_that_a_killed_tracking_server_missed
 
 @pytest.mark.parametrize("dies_at", [0, 2, 5, 7])
 def test_mlflow_has_each_number_once_after_an_error_at_any_call(tracked, tmp_path, monkeypatch, dies_at):
-    """A finished run makes calls with few numbers each. What follows a failed call comes with the next follower."""
+    """A finished run makes calls with few numbers each. The next follower sends the numbers after a failed call."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 

@@ -46,7 +46,7 @@ class PlannedHost:
 
 
 class Desk:
-    """A worker with a job on a board. It notes when each piece of work has ended, and how."""
+    """A worker with a job on a board. It records when and how each piece of work has ended."""
 
     def __init__(self, on, *results, batch=10):
         self.clock, self.ends, self.saved = VirtualClock(), [], []
@@ -155,7 +155,7 @@ def test_work_shorter_than_half_of_the_shortest_work_takes_that_half():
 @pytest.mark.parametrize(
     ("sizes", "least"), [((10, 2, 5), 6), ((9, 2, 5), 0), ((10, 2, 4), 0), ((99, 9, 9), 20), ((50, 2, 5), 20)]
 )
-def test_a_device_with_fewer_samples_sets_no_limit_for_one_with_more(sizes, least):
+def test_the_least_work_is_taken_from_devices_with_at_most_as_many_samples(sizes, least):
     known = LeastWork()
     for seen, work in (((10, 2, 5), 12), ((10, 2, 5), 15), ((50, 2, 5), 40)):
         known.note("train", seen, work)

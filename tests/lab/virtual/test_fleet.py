@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_fleet_and_another_seed_gives_another_one(t
 @pytest.mark.parametrize("hours", ["22:00-06:00", "06:00-22:00", "00:00-00:01", "23:59-00:00"])
 @pytest.mark.parametrize("begins", [0.0, 7.5 * HOUR, 23 * HOUR])
 def test_availability_by_hours_of_the_day_agrees_with_the_hours_of_the_policy(hours, begins):
-    """The oracle asks each minute of two days."""
+    """The test compares each minute of two days."""
     found = hours_of(hours)
     times = Availability(found, begins)
     for minute in range(2 * 24 * 60):

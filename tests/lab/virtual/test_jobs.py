@@ -44,7 +44,7 @@ def test_a_sample_without_a_backward_pass_counts_one_third(trained, measured, sa
     assert performed(TrainingJob(trained, measured)).samples == pytest.approx(samples)
 
 
-def test_work_of_the_head_alone_is_counted_in_full():
+def test_work_that_uses_only_the_head_is_counted_in_full():
     assert performed(TrainingJob(head=[20])).samples == 20
 
 

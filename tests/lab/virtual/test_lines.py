@@ -31,7 +31,7 @@ def test_a_message_waits_until_the_line_is_free():
 
 
 def round_trips(size, rate, trip):
-    """Count the round trips in which a sender waits, in another way: window by window."""
+    """Count the round trips in which a sender waits, window by window, as an independent check."""
     sent, window, waits = 0.0, FIRST_WINDOW, 0
     while window < rate * trip and sent + window < on_the_line(size):
         sent, window, waits = sent + window, 2 * window, waits + 1
@@ -95,7 +95,7 @@ def test_a_broker_delivers_over_both_lines_and_counts_their_bytes():
 
 
 def test_an_acknowledgement_ends_the_pause_of_its_direction():
-    """A sender that acknowledges what it receives need not begin slowly; without messages, the pause is too long."""
+    """Acknowledgements keep the window of a sender open. Without them, the pause is long and the start slow."""
     size = packet_bytes("to/b", 40_000)
 
     def seconds_of_the_last(receives):

@@ -1,4 +1,4 @@
-"""Tests of the worker processes of a virtual run: their number changes no byte, and a dead one ends the run."""
+"""Tests of the worker processes of a virtual run: their number changes no byte, and a dead worker ends the run."""
 
 import filecmp
 import os
@@ -65,7 +65,7 @@ def test_a_single_worker_runs_in_the_process_of_the_command(builder):
         assert isinstance(host, JobsHere)
 
 
-def test_there_are_at_most_as_many_workers_as_devices(builder):
+def test_the_number_of_workers_is_at_most_the_number_of_devices(builder):
     with job_host(builder, 100) as host:
         assert isinstance(host, WorkerProcesses)
         assert len(set(host.pids)) == 3

@@ -1,4 +1,4 @@
-"""Tests of profiles files: what they may say, and how each mistake is refused."""
+"""Tests of profiles files: what they may contain, and how each mistake is refused."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def test_the_accuracy_is_equal_to_that_of_the_halves_without_a_network(tmp_path,
 
 
 def test_the_seconds_of_a_round_follow_from_boards_and_lines(tmp_path, usual):
-    """A slower board or a slower line takes the seconds longer that its own arithmetic says."""
+    """A slower board or a slower line takes longer by the computed number of seconds."""
     _, lines, _ = usual
     _, slow_board, _ = simulated(tmp_path, text=PROFILES.replace("step_seconds = 0.1", "step_seconds = 1.1"))
     samples, measured = 40 - 4, 20 + 4  # A tenth of the samples is for validation, and each view is measured.
@@ -83,7 +83,7 @@ def test_the_costs_follow_from_the_profiles(usual):
     radio = sum(line["virtual"]["bytes_up"] + line["virtual"]["bytes_down"] for line in lines) * 8 / 8e6 * 1
     assert joules == pytest.approx(worked + radio, rel=0.02)
     reported = sum(summary["energy"].values())
-    assert 0.9 * joules < reported <= joules  # Updates report no joules of what follows them.
+    assert 0.9 * joules < reported <= joules  # Updates do not report the joules of later work.
 
 
 def test_money_needs_a_price_and_joules_need_watts(tmp_path):

@@ -46,7 +46,7 @@ def test_rows_of_the_last_round_are_in_the_order_of_the_first_round(fedpall):
     assert fedpall[2]["rows at the same place in two rounds", "mfeat"].figure.value == 1
 
 
-def test_without_ground_truth_only_attacks_without_samples_give_figures(fedpall):
+def test_only_attacks_without_samples_give_figures_if_there_is_no_ground_truth(fedpall):
     observed = fedpall[0]
     kept = Observed(observed.plan, "kept", observed.exchanges, observed.counts)
     found = measured(kept, LeakageQuery(kept.devices, "A3"))

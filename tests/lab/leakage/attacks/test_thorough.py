@@ -43,7 +43,7 @@ def test_images_of_one_local_step_are_found_from_a_first_linear_layer(one_step):
 
 
 def test_random_candidates_score_no_better_than_the_control(one_step):
-    """The best of many candidates looks better than one of them, so the control must choose as often."""
+    """The best of many candidates looks better than a single one, so the control must also choose among many."""
     noise = np.random.default_rng(0).uniform(-1, 1, (32, 3 * 16 * 16))
     found = image_scores(
         one_step, CLOSED, "weights", "A1", against_candidates(one_step, noise), gates=False, note=""

@@ -23,7 +23,7 @@ def test_a_decoder_is_better_than_a_linear_map_on_unseen_images():
 
 
 def test_a_decoder_of_random_rows_is_as_good_as_the_mean_image():
-    """It is no worse either, because the network is chosen on rows that it has not learned."""
+    """It is not worse either, because the network is chosen on rows that it was not trained on."""
     pixels, true = rows_and_pixels(0, 150)[1], rows_and_pixels(1)[1]
     decode = fitted_decoder(RNG.normal(size=(150, 20)), pixels)
     mean = np.tile(pixels.mean(0), (len(true), 1))
@@ -32,11 +32,13 @@ def test_a_decoder_of_random_rows_is_as_good_as_the_mean_image():
 
 
 def test_an_overfitted_network_is_not_chosen():
-    """A network that is chosen on the rows that it has learned looks good there, and is worse elsewhere."""
+    """A network that is chosen on its training rows looks good on them, and is worse on other rows."""
     x, targets, held, held_targets = (torch.from_numpy(RNG.normal(size=(80, 6))).float() for _ in range(4))
     assert chosen_network(x, targets, held, held_targets, 0) is None
     fault = chosen_network(x, targets, x, targets, 0)
-    assert missed(fault, x, targets) < 0.5 * float(targets.square().mean()), "the fault would not look good"
+    assert missed(fault, x, targets) < 0.5 * float(targets.square().mean()), (
+        "the overfitted network must look good on its own rows"
+    )
     assert missed(fault, held, held_targets) > 1.1 * float(held_targets.square().mean())
 
 

@@ -45,7 +45,7 @@ def test_one_image_is_found_from_the_gradients_of_a_first_layer_at_any_scale(sca
 
 
 def test_candidates_from_other_images_match_no_better_than_the_control():
-    """An attack that only chooses among candidates seems to find something; its control chooses in the same way."""
+    """A choice among candidates always seems to find something, so the control chooses in the same way."""
     y = torch.arange(4)
     weight, bias, *_ = (part.double().numpy() for part in gradients(perceptron(), images(4), y))
     candidates = inputs_of_first_layer(weight, bias)
@@ -54,7 +54,9 @@ def test_candidates_from_other_images_match_no_better_than_the_control():
         psnr(nearest_candidates(candidates, one), one).mean() for one in (own, other, third)
     )
     assert near > far + 5 and far == pytest.approx(control, abs=1.5)
-    assert far > psnr(candidates[:4], other).mean() + 0.5, "a control without a choice would not be noticed"
+    assert far > psnr(candidates[:4], other).mean() + 0.5, (
+        "the test would not notice a control without a choice"
+    )
 
 
 @pytest.mark.parametrize("batch", [[3], [1, 4], [2, 2, 0], [0, 1, 2, 3], [4, 4, 4, 4]])

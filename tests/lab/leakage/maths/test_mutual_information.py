@@ -38,7 +38,7 @@ def test_the_bound_of_shuffled_pairs_is_0():
 
 
 def test_a_critic_chosen_on_its_own_pairs_is_far_below_0_on_independent_rows():
-    """This is the fault that the second part of the pairs prevents."""
+    """A separate part of the pairs, on which the critic is chosen, prevents this."""
     generator = torch.Generator().manual_seed(0)
     x, y = (reduced(torch.randn(120, 30, generator=generator).double()).float() for _ in range(2))
     overfitted = chosen_critic(x[:96].repeat(2, 1), y[:96].repeat(2, 1), 96, 64, generator)

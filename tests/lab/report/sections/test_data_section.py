@@ -62,7 +62,7 @@ def circles(picture):
 def test_the_area_of_a_bubble_is_proportional_to_the_number_of_images():
     found = circles(bubbles(fleet((100, 25, 0), (4, 0, 400))))
     sizes = {c.find(f"{SVG}title").text: float(c.get("r")) for c in found}
-    assert len(sizes) == 4, "there is none for no images"
+    assert len(sizes) == 4, "there is no bubble for a class without images"
     largest = sizes["d1, class 2: 400"]
     assert sizes["d0, class 0: 100"] == pytest.approx(largest / 2, abs=0.1)
     assert sizes["d0, class 1: 25"] == pytest.approx(largest / 4, abs=0.1)
@@ -80,7 +80,9 @@ def test_all_bubbles_are_inside_the_picture_and_its_height_is_limited(devices, c
     shown = sum(
         int(c.find(f"{SVG}title").text.rsplit(": ")[1].replace(",", "")) for c in root.iter(f"{SVG}circle")
     )
-    assert shown == sum(one.total for one in counts.devices), "where some share a bubble, none is left out"
+    assert shown == sum(one.total for one in counts.devices), (
+        "no image is left out where devices share a bubble"
+    )
     assert data_section(counts).count("<tr>") <= 1 + max(60, 20_000 // classes)
 
 

@@ -332,7 +332,7 @@ def test_every_class_has_a_bar_for_the_margin_and_one_for_the_local_margin(run):
     bars = [t for t in titles(picture) if t]
     assert sum(t.startswith("anchors:") for t in bars) == CLASSES
     assert sum(t.startswith("largest local:") for t in bars) == CLASSES
-    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # class 0 has its bar
+    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # also that of class 0
     text = sections.margins_section(run, 2)
     _, local, _ = margins_of_run(run)
     mean = sum(local.values()) / CLASSES
@@ -445,7 +445,7 @@ def test_a_shape_is_drawn_around_its_position(shape):
     if shape == "circle":
         (left, height), *arcs = ([float(v) for v in part.split()] for part in re.split("[Ma]", path[:-1])[1:])
         assert 40 < left < 50 and height == 70 and [arc[:2] for arc in arcs] == [[50 - left] * 2] * 2
-        assert [arc[-2] for arc in arcs] == [2 * (50 - left), -2 * (50 - left)], "there and back"
+        assert [arc[-2] for arc in arcs] == [2 * (50 - left), -2 * (50 - left)], "two half circles"
         return
     numbers = [float(v) for v in re.findall(r"-?\d+\.\d", path)]
     corners = np.cumsum(np.array(numbers).reshape(-1, 2), axis=0)

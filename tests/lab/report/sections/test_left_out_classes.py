@@ -1,4 +1,4 @@
-"""A run says at its end, and in its report, which classes and which devices are not in the head."""
+"""A run reports at its end, and in its report, which classes and which devices are not in the head."""
 
 import json
 

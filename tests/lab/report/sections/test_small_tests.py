@@ -1,4 +1,4 @@
-"""A run with few test images says so at its end and in its report."""
+"""A run with few test images has a warning at its end and in its report."""
 
 import json
 

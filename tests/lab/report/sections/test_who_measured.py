@@ -1,4 +1,4 @@
-"""A point of a curve names the devices that measured it, and a sampled cohort is never taken for all devices."""
+"""A point of a curve names the devices that measured it, and a sampled cohort is never treated as all devices."""
 
 from protofleet.coordinator.observe.curves import measured, measurements
 from protofleet.lab.report.comparison import ComparedRun, best_by_validation
@@ -65,7 +65,7 @@ def test_the_report_of_a_run_with_all_devices_does_not_mention_sampled_cohorts()
 
 
 def test_the_points_of_a_personal_method_are_at_its_training_rounds():
-    """Its last evaluation is no round: points were numbered 1 to rounds + 1."""
+    """The last evaluation is not a round. An earlier version numbered the points from 1 to rounds + 1."""
     lines = [line(n, "personal", 0.5) for n in (1, 2, 3)] + [line(4, "personal", 0.6, kind="evaluation")]
     drawn = {one.name: one.points for one in domain_lines(page_of(lines, "personal", 3), "accuracy")}
     assert [x for x, _ in drawn["mean"]] == [1, 2, 3, 3]
