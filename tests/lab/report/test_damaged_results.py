@@ -102,7 +102,7 @@ def test_a_run_of_an_earlier_version_is_read_without_seals_and_without_a_copy(ru
     lines = [{key: value for key, value in line.items() if key in UNSEALED} for line in before.rounds]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "rounds.copy.jsonl").unlink()
-    (run / "ledger.sqlite").write_bytes(b"a file of an earlier version")
+    (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")
     found = read_run(run)
     assert found.summary == before.summary
     later = set(before.rounds[0]) - UNSEALED
