@@ -1,4 +1,4 @@
-"""Tests of the program that measures the loss of coding alone, with two devices and a tiny network."""
+"""Tests of the program that measures only the loss of coding, with two devices and a tiny network."""
 
 import pytest
 import torch

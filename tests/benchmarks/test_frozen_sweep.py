@@ -1,4 +1,4 @@
-"""Tests of the program that runs a sweep with frozen features in one process: its accuracies are those of runs."""
+"""Tests of the program that runs a sweep with frozen features in one process, with the same accuracies as runs."""
 
 import json
 
@@ -21,7 +21,7 @@ network = {{ name = "cnn_bn", feature_size = 32 }}
 data = {{ source = "digits", samples = 20, test_samples = 20, validation = 0.25, size = 16 }}
 devices = {{ clients = {{ mnist = 1, optdigits = 1 }} }}
 """
-MORE = ", least_samples = 1"  # Each device has few samples of a class.
+MORE = ", least_samples = 1"  # Each device has few samples of each class.
 GRIDS = {
     "fed3r": ("lam", [0.01, 10.0]),
     "fedncm": ("metric", ["cosine", "euclidean"]),
@@ -37,7 +37,7 @@ GRIDS = {
         pytest.param("singleset", "", marks=pytest.mark.slow),
     ],
 )
-def test_each_trial_has_the_accuracies_of_a_federation_with_messages(method, codec, tmp_path):
+def test_each_trial_has_the_same_accuracies_as_a_federation_with_messages(method, codec, tmp_path):
     key, values = GRIDS[method]
     more = "" if method == "singleset" else MORE
     (tmp_path / "small.toml").write_text(EXPERIMENT.format(method=method, codec=codec, more=more))
@@ -65,7 +65,7 @@ def planned_trials(folder, clients, values):
     return planned(folder / "sweep.toml", Wish())[0]
 
 
-def test_heads_of_devices_alone_are_those_of_federations_of_one_device(tmp_path):
+def test_heads_of_single_devices_are_equal_to_heads_of_one_device_federations(tmp_path):
     both = Trials(tmp_path, alone=True).table(planned_trials(tmp_path, "mnist = 1, optdigits = 1", [1.0]))
     each = [
         Trials(tmp_path).table(planned_trials(tmp_path, f"{name} = 1", [1.0]))["trials"][0]["test"][0]
@@ -75,7 +75,7 @@ def test_heads_of_devices_alone_are_those_of_federations_of_one_device(tmp_path)
     assert found["test"] == [pytest.approx(sum(each) / 2)] and found["all_domains"][0] < found["test"][0]
 
 
-def test_a_trial_that_is_already_known_is_taken_unless_the_code_has_changed(tmp_path):
+def test_a_known_trial_is_reused_unless_the_code_has_changed(tmp_path):
     known = Trials(tmp_path).table(planned_trials(tmp_path, "mnist = 1", [1.0]))
     known["trials"][0]["test"] = ["known"]
     grid = planned_trials(tmp_path, "mnist = 1", [1.0, 2.0])

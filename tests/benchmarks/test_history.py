@@ -1,4 +1,4 @@
-"""Tests of the figures that are kept of a measure, and of their comparison with the committed figures."""
+"""Tests of the stored figures of a measure, and of their comparison with the committed figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def beside(this, against="aaa", other=STEADY):
     return entry("answers", "bbb", (1, 2), {**STEADY, **this}, against, other)
 
 
-def test_what_is_kept_is_read_again(tmp_path):
+def test_appended_entries_are_read_again(tmp_path):
     file = tmp_path / "results" / "history.jsonl"
     kept = [LANDED, beside({}), replace(LANDED, measure="run")]
     for one in kept:
@@ -33,12 +33,12 @@ def test_what_is_kept_is_read_again(tmp_path):
     assert last(read(file), "idle") is None
 
 
-def test_there_is_no_history_at_first(tmp_path):
+def test_a_missing_history_file_is_read_as_empty(tmp_path):
     assert read(tmp_path / "history.jsonl") == []
 
 
 @pytest.mark.parametrize("line", ["{", '{"measure": "run"}', "[]"])
-def test_a_line_that_is_no_entry_is_said_with_its_number(tmp_path, line):
+def test_a_line_that_is_not_an_entry_is_refused_with_its_number(tmp_path, line):
     file = tmp_path / "history.jsonl"
     append(LANDED, file)
     file.write_text(file.read_text() + line + "\n")
@@ -46,32 +46,32 @@ def test_a_line_that_is_no_entry_is_said_with_its_number(tmp_path, line):
         read(file)
 
 
-def test_values_are_kept_to_four_digits():
+def test_values_are_rounded_to_four_digits():
     assert entry("a", "", (0.123456, 1), {"x": [123456.7]}).this == {"x": [123500.0]}
 
 
-def test_what_is_worse_in_pairs_with_the_landed_commit_is_said_in_one_line_each():
+def test_each_figure_worse_than_the_landed_commit_is_reported_in_one_line():
     found = worse(beside({"cpu": [6.0, 6.1, 5.9, 6.2, 6.0], "speed": [50.0] * 5}), LANDED, FIGURES)
     assert list(found) == ["cpu", "speed"]
     assert "ratio 1.5 (1.48 to 1.55" in found["cpu"] and "5 pairs" in found["cpu"]
 
 
-def test_what_is_better_or_within_the_noise_is_not_said():
+def test_figures_that_are_better_or_within_the_noise_are_not_reported():
     assert not worse(beside({"cpu": [1.0] * 5, "syncs": [9.0, 13.0, 12.0, 14.0, 11.0]}), LANDED, FIGURES)
 
 
-def test_seconds_of_another_hour_are_compared_with_nothing_and_counts_are():
+def test_figures_without_pairs_are_compared_only_if_they_are_steady():
     alone = entry("answers", "bbb", (20, 20), {"cpu": [9.0] * 5, "syncs": [20.0] * 5, "speed": [100.0] * 5})
     found = worse(alone, LANDED, FIGURES)
     assert list(found) == ["syncs"]
     assert "it was 12" in found["syncs"]
 
 
-def test_pairs_with_some_other_commit_decide_nothing():
+def test_pairs_with_another_commit_are_ignored():
     assert worse(beside({"cpu": [9.0] * 5}, against="ccc"), LANDED, FIGURES) == {}
 
 
-def test_counts_of_another_machine_are_compared_with_nothing():
+def test_counts_of_another_machine_are_not_compared():
     elsewhere = replace(LANDED, machine={**LANDED.machine, "cores": 99})
     assert not worse(entry("answers", "bbb", (1, 1), {"syncs": [20.0] * 5}), elsewhere, FIGURES)
 
@@ -93,7 +93,7 @@ class Noted:
 A, B = (Tree(label, f"commit-{label}", Path("/"), ()) for label in "AB")
 
 
-def test_both_trees_are_first_equally_often_and_their_values_stay_pairs():
+def test_both_trees_are_measured_first_equally_often_and_their_values_stay_pairs():
     measure = Noted({"number": n} for n in (1, 10, 20, 2, 3, 30))
     found: Entry = taken(measure, A, B, 3, tell=lambda line: None)
     assert measure.order == ["A", "B", "B", "A", "A", "B"]
@@ -102,12 +102,12 @@ def test_both_trees_are_first_equally_often_and_their_values_stay_pairs():
     assert rows(found, measure.figures)[0].ratio.median == pytest.approx(0.1)
 
 
-def test_a_measure_that_gives_other_figures_than_it_says_fails():
+def test_a_measure_with_unexpected_figures_is_an_error():
     with pytest.raises(MeasureError, match=r"noted gave \['strange'\], but its figures must be \['number'\]"):
         taken(Noted([{"strange": 1.0}]), A, None, 1, tell=lambda line: None)
 
 
-def test_a_measure_that_fails_leaves_no_figure():
+def test_the_error_of_a_failed_measure_is_raised():
     def broken():
         raise MeasureError("the coordinator ended")
         yield

@@ -35,13 +35,13 @@ def tree(tmp_path_factory):
     return this_tree(tmp_path_factory.mktemp("tree"))
 
 
-def test_a_measure_is_called_as_it_calls_itself_and_says_in_one_line_what_it_is():
+def test_each_measure_has_its_name_a_description_of_one_line_and_figures():
     for name, measure in ALL.items():
         assert name == measure.name and measure.what and "\n" not in measure.what
         assert measure.figures
 
 
-def test_syncs_are_counted_in_a_process_and_may_be_slowed_down(tmp_path):
+def test_syncs_of_a_process_are_counted_and_can_be_slowed_down(tmp_path):
     syncs = Syncs(tmp_path, pause_seconds=0.05)
     command = [
         sys.executable,
@@ -57,7 +57,7 @@ def test_syncs_are_counted_in_a_process_and_may_be_slowed_down(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_code_that_is_measured_is_the_trees_own(tree, tmp_path):
+def test_the_measured_code_is_that_of_the_given_tree(tree, tmp_path):
     other = tmp_path / "elsewhere"
     other.mkdir()
     for part in ("pyproject.toml", "protofleet", "protocol", "runtime"):
@@ -71,7 +71,7 @@ def test_the_code_that_is_measured_is_the_trees_own(tree, tmp_path):
     assert found.stdout.strip() == str(tmp_path / "links" / "protofleet" / "protocol")
 
 
-def test_what_is_neither_a_folder_nor_a_commit_is_said(tmp_path):
+def test_a_tree_that_is_not_a_checkout_and_not_a_commit_is_refused(tmp_path):
     with pytest.raises(TreeError, match="no-such-ref is neither a folder nor a commit"):
         other_tree("no-such-ref", tmp_path)
     (tmp_path / "empty").mkdir()
@@ -80,7 +80,7 @@ def test_what_is_neither_a_folder_nor_a_commit_is_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_that_lacks_a_figure_or_fails_gives_none(tree):
+def test_a_program_that_fails_or_lacks_a_figure_is_an_error(tree):
     lacking = Program("x", "x", "bare", {"no such": Figure("")}, {"devices": 1, "examples": 32, "rounds": 1})
     with pytest.raises(MeasureError, match="bare did not print no such"):
         once(lacking, tree)
@@ -89,7 +89,7 @@ def test_a_program_that_lacks_a_figure_or_fails_gives_none(tree):
         once(failing, tree)
 
 
-def test_a_family_is_ended_as_a_whole_and_says_why_one_of_it_failed(tmp_path):
+def test_a_family_ends_all_its_processes_and_reports_the_error_of_a_failed_one(tmp_path):
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     with Family(tmp_path) as family:
         family.finish("parent", 20, sys.executable, "-c", child)
@@ -100,13 +100,13 @@ def test_a_family_is_ended_as_a_whole_and_says_why_one_of_it_failed(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_is_measured_beside_a_plain_loop(tree):
+def test_training_is_compared_with_a_plain_loop(tree):
     found = once(replace(TRAINING, arguments={"devices": 1, "examples": 64, "rounds": 2}), tree)
     assert 0.1 < found["trainer over bare"] < 10
 
 
 @pytest.mark.slow
-def test_bytes_beside_the_arrays_are_the_same_each_time(tree):
+def test_the_bytes_outside_the_arrays_are_the_same_each_time(tree):
     assert once(BESIDE, tree) == once(BESIDE, tree)
 
 
@@ -137,21 +137,21 @@ def test_a_model_for_many_robots_is_measured(tree):
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_fleet_of_which_few_are_asked_is_measured(tree):
+def test_a_fleet_in_which_few_devices_get_a_task_is_measured(tree):
     found = once(Crowd(6, asked=2, rounds=2), tree)
     assert found["coordinator's peak"] > 50 and found["answers said again"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_robots_come_back_after_a_broker_has_started_again(tree):
+def test_robots_reconnect_after_a_restart_of_the_broker(tree):
     found = once(Restart(12), tree)
     assert 0 < found["hellos are spread over"] <= SPREAD_SECONDS + 2.0
 
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_coordinator_that_ends_early_gives_no_figure(tree):
+def test_a_coordinator_that_ends_early_is_an_error(tree):
     """The coordinator is from a tree with different settings."""
     strange = replace(tree, path=(tree.path[0].parent / "nothing",))
     with pytest.raises(MeasureError, match="a process ended before round 1"):
@@ -159,7 +159,7 @@ def test_a_coordinator_that_ends_early_gives_no_figure(tree):
 
 
 @pytest.mark.slow
-def test_the_command_says_what_there_is_and_refuses_what_there_is_not():
+def test_the_command_lists_all_measures_and_refuses_an_unknown_one():
     command = [sys.executable, "-m", "benchmarks"]
     done = subprocess.run([*command, "list"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(ALL)
@@ -170,13 +170,15 @@ def test_the_command_says_what_there_is_and_refuses_what_there_is_not():
     )
 
 
-def test_a_line_passes_bytes_at_its_rate_and_in_their_order():
+def test_a_line_delivers_bytes_at_its_rate_and_in_order():
     direction = Direction(Line(8000.0, round_trip_seconds=0.4, loss=0.0), seed=1)
     assert [direction.arrival(1000, 0.0) for _ in range(3)] == pytest.approx([1.2, 2.2, 3.2])
-    assert direction.arrival(1000, 10.0) == pytest.approx(11.2), "an idle line saves nothing up"
+    assert direction.arrival(1000, 10.0) == pytest.approx(11.2), (
+        "an idle line does not save bandwidth for later"
+    )
 
 
-def test_a_lost_segment_holds_back_what_is_behind_it_and_no_more():
+def test_a_lost_segment_delays_only_the_segments_behind_it():
     whole, lossy = (Direction(Line(1e6, 0.3, loss), seed=3) for loss in (0.0, 0.02))
     plain, stalled = ([d.arrival(1448, 0.0) for _ in range(700)] for d in (whole, lossy))
     assert stalled == sorted(stalled)
@@ -187,7 +189,7 @@ def test_a_lost_segment_holds_back_what_is_behind_it_and_no_more():
     )
 
 
-def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_path, monkeypatch):
+def test_child_processes_of_a_program_run_the_measured_code(tree, tmp_path, monkeypatch):
     """A process that starts in the folder of a checkout would import the `protofleet` there, which is another one."""
     monkeypatch.chdir(ROOT)
     child = "import protofleet.protocol as p; print(p.__path__[0])"
@@ -198,12 +200,12 @@ def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_run_is_looked_at_through_its_rounds(tree):
+def test_the_memory_of_a_run_is_sampled_during_its_rounds(tree):
     figures = once(RunMemory(Run(devices=2, rounds=3)), tree)
     assert figures["memory of all at most"] >= figures["memory of all, median through the rounds"] > 50
 
 
-def test_busy_processes_want_a_core_only_while_they_run():
+def test_busy_processes_use_cpu_only_while_they_run():
     with BusyProcesses(2) as busy:
         with busy.running():
             deadline = time.monotonic() + PATIENCE
@@ -216,7 +218,7 @@ def test_busy_processes_want_a_core_only_while_they_run():
     assert busy.cpu_seconds() == 0
 
 
-def test_runs_that_were_not_at_once_or_not_in_turn_give_no_figure():
+def test_runs_that_were_not_concurrent_or_not_in_turn_are_an_error():
     def rows(*times):
         return [{"started": started, "ended": ended} for started, ended in times]
 
@@ -227,7 +229,7 @@ def test_runs_that_were_not_at_once_or_not_in_turn_give_no_figure():
             demand_order(rows(*times), slots)
 
 
-def test_a_robot_that_was_not_idle_and_a_device_that_was_not_free_give_no_figure():
+def test_a_robot_that_was_not_idle_or_a_device_that_was_not_free_is_an_error():
     told = {"connected": 3, "answers": 0}
     demand_idle(told, told, 3)
     for more in ({"connected": 2}, {"answers": 1}, {"connections lost": 1}):

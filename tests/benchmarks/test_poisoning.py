@@ -1,4 +1,4 @@
-"""The liars of the measurement of [policy.robust] send what docs/robust.md says."""
+"""The attackers in the measurement of [policy.robust] send the values that docs/robust.md states."""
 
 import torch
 
@@ -22,7 +22,7 @@ def prototypes(name, number):
     return ATTACKS[name](Seen(number, {}, own, others))["prototypes"]
 
 
-def test_the_liars_send_what_the_page_says():
+def test_the_attackers_send_the_values_that_the_page_states():
     wanted = {
         "nobody": OWN, "label flip": OWN, "constant": torch.ones(2), "sign flip": BASE - 5 * (OWN - BASE),
         "scaling": BASE + 50 * (OWN - BASE), "reversed mean": BASE - 5 * (OTHERS.mean(0) - BASE),
@@ -40,11 +40,11 @@ def test_prototypes_are_reversed_around_zero_and_drift_to_the_next_class():
     torch.testing.assert_close(prototypes("drift", 5), torch.tensor([[10.0, 10.0], [0.0, 0.0]]))
 
 
-def test_wrong_labels_are_the_last_class_less_the_true_one():
+def test_a_poisoned_label_is_the_last_class_minus_the_true_class():
     assert poisoned(torch.tensor([0, 3, 9]), 10).tolist() == [9, 6, 0]
 
 
-def test_the_cells_of_the_bars_come_first():
+def test_the_cells_for_which_the_page_sets_bars_are_first():
     first = list(cells())[:60]
     assert {one.rule for one in first} == {"mean", "trimmed", "clip_median"}
     assert {one.seed for one in first} == {1, 2, 3, 4, 5} and len(set(first)) == 60

@@ -1,4 +1,4 @@
-"""Tests of the program that measures the cost of noise: without noise, its accuracies are those of a federation."""
+"""Tests of the program that measures the cost of noise; without noise, its accuracies are those of a federation."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ devices = { clients = { mnist = 1, optdigits = 1 } }
 """
 
 
-def test_the_accuracy_without_noise_is_that_of_a_federation_and_each_epsilon_has_both_kinds_of_noise(
+def test_the_accuracy_without_noise_is_that_of_a_federation_and_both_noises_are_measured(
     tmp_path,
 ):
     (tmp_path / "small.toml").write_text(EXPERIMENT)

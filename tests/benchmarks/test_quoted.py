@@ -102,7 +102,7 @@ def smallest(measure):
         case SweepTasks():
             return SweepTasks(rates=("0.01",), sampled=1, rounds=1)
         case FederationTasks():
-            # Without the options, all three runs are on this machine: that shows that the measure works.
+            # Without the options, all three runs are on this machine. This is enough to show that the measure works.
             return FederationTasks(devices=2, rounds=4, epochs=1, options=())
         case Flower():
             return Flower(devices=2, rounds=2)
@@ -151,7 +151,7 @@ def test_names_of_measures_are_found_in_a_page():
 @pytest.mark.broker
 @pytest.mark.timeout(900)  # Flower starts Ray, which takes minutes on a busy machine.
 @pytest.mark.parametrize("measure", started())
-def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tmp_path):
+def test_each_quoted_benchmark_starts_and_gives_its_figures(measure, tmp_path):
     if isinstance(measure, Program) and measure.program == "virtual_line" and not os.access(TUN, os.W_OK):
         pytest.skip("this user cannot make lines between network namespaces")
     if isinstance(measure, Stack):
@@ -166,11 +166,11 @@ def test_a_benchmark_that_a_page_quotes_starts_and_gives_its_figures(measure, tm
         pytest.skip(f"the peer cannot be installed here: {error}")
     found = once(measure, this_tree(tmp_path))
     assert found.keys() == measure.figures.keys()
-    # How far off virtual time is may be negative.
+    # The error of the virtual time may be negative.
     assert all(value >= 0 or name.endswith(": off") for name, value in found.items())
 
 
-def test_a_peers_version_is_pinned_and_the_table_names_it():
+def test_the_version_of_each_peer_is_pinned_and_named_in_the_tables():
     assert f"flwr=={VERSION}" in WANTED and f"flwr[simulation]=={VERSION}" in SIMULATION_WANTED
     for name in PEERS:
         assert PEER.removeprefix("Flower ") in ALL[name].what
@@ -179,7 +179,7 @@ def test_a_peers_version_is_pinned_and_the_table_names_it():
     assert tables and all(PEER in table for table in tables), f"a table with Flower does not name {PEER}"
 
 
-def test_the_app_that_flower_gets_has_the_files_that_its_settings_name():
+def test_the_flower_app_has_the_files_that_its_settings_name():
     folder = ROOT / "benchmarks" / "flower_app"
     assert flower_app.startswith(str(folder))
     app, files = (

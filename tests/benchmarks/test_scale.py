@@ -22,14 +22,14 @@ def everything():
     ]
 
 
-def test_of_each_measure_the_newest_figures_count_and_their_median_is_shown():
+def test_the_median_of_the_newest_figures_of_each_measure_is_shown():
     table = one_curve(CPU, [taken("answers-10", 9.0), taken("answers-10", 1.0, 3.0, 2.0, commit="c" * 40)])
     (row,) = (line for line in table.splitlines() if line.startswith("| 10 |"))
     assert row.startswith("| 10 | 2.00 |")
     assert "| cccccccc |" in row and "`python -m benchmarks answers-10 --times 3 --keep`" in row
 
 
-def test_a_point_that_nobody_has_taken_is_left_out():
+def test_a_point_without_figures_is_left_out():
     entries = [
         taken("answers-10", 3.0),
         taken("answers-1000", 2.0),
@@ -49,7 +49,7 @@ def test_a_curve_without_a_point_is_not_shown():
     assert [curve.name for curve in CURVES if curve not in drawn_curves(without)] == ["broadcast-bytes"]
 
 
-def test_every_section_of_the_page_is_filled_again_and_nothing_else_changes():
+def test_every_section_of_the_page_can_be_filled_again_and_nothing_else_changes():
     page = PAGE.read_text()
     empty = SECTION.sub(r"\1\3", page)
     filled = with_figures(empty, everything())
@@ -58,7 +58,7 @@ def test_every_section_of_the_page_is_filled_again_and_nothing_else_changes():
     assert with_figures(filled, everything()) == filled
 
 
-def test_what_a_hundred_thousand_need_follows_from_the_unit_costs():
+def test_the_costs_of_100000_devices_follow_from_the_unit_costs():
     def with_cpu(value):
         return [replace(e, this={**e.this, CPU.figures[0]: [value]}) if CPU.figures[0] in e.this else e
                 for e in everything()]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The programs that render and check a chart, each installed by its hashes into an environment of its own."""
+"""The programs that render and check a chart, each installed by its hashes into its own environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real nodes of ejabberd on the loopback, with an epmd, a cookie and folders of their own."""
+"""Real nodes of ejabberd on the loopback, with their own epmd, cookie and folders."""
 
 from __future__ import annotations
 

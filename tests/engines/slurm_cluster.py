@@ -41,7 +41,7 @@ class SlurmCluster:
     def script(self, *words: str) -> str:
         """Call slurm.sh. Its output goes to a file, because daemons would keep a pipe open.
 
-        The daemons outlive the test, so they do not get its word.
+        The daemons outlive the test, so they do not get its environment variable.
         """
         if words[0] == "node-kill":
             self.touched.add(words[1])

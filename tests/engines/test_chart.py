@@ -47,7 +47,7 @@ def drop(*path):
 
 
 POD = ("spec", "template", "spec")
-# The object -> a mistake that somebody could make in its template.
+# The object -> a possible mistake in its template.
 MISTAKES = {
     ("Service", "broker"): set_at("8883", "spec", "ports", 0, "port"),
     ("ConfigMap", "broker"): set_at(8883, "data", "mosquitto.conf"),
@@ -116,7 +116,7 @@ def every_object(rendered):
     return {key_of(one): one for result in rendered.values() for one in result["objects"]}
 
 
-def test_a_mistake_is_planted_in_every_object(rendered):
+def test_every_object_has_a_planted_mistake(rendered):
     groups = {("ConfigMap", f"devices-{i}") for i in range(1, 6)}  # These are made like the first one.
     assert every_object(rendered).keys() - groups == MISTAKES.keys()
 
@@ -131,7 +131,7 @@ def test_a_planted_mistake_is_found_in_four_versions(rendered, tools, key):
 
 
 @pytest.mark.parametrize("name", ["coordinator", "devices"])
-def test_a_condition_without_its_status_is_found_where_kubernetes_refuses_it(rendered, tools, name):
+def test_a_condition_without_its_status_is_found_in_versions_that_refuse_it(rendered, tools, name):
     wrong = copy.deepcopy(every_object(rendered)["Job", name])
     drop("spec", "podFailurePolicy", "rules", 0, "onPodConditions", 0, "status")(wrong)
     (found,) = tools.problems([wrong], ("1.28", "1.31", "1.34"))
@@ -167,7 +167,7 @@ def test_helm_refuses_values_that_the_command_refuses(tools, tmp_path, values, p
     assert problem in tools.render(tmp_path / "c", values)["refused"]
 
 
-def test_every_container_is_confined(rendered):
+def test_every_container_has_a_restricted_security_context_and_a_memory_limit(rendered):
     for found in every_object(rendered).values():
         if found["kind"] not in ("Job", "StatefulSet", "Pod"):
             continue
@@ -182,7 +182,7 @@ def test_every_container_is_confined(rendered):
             assert container["resources"]["limits"]["memory"]
 
 
-def test_a_chart_of_the_most_devices_fits_into_the_secret_in_which_helm_keeps_it(tools, tmp_path):
+def test_a_chart_of_1000_devices_fits_into_the_secret_that_helm_writes(tools, tmp_path):
     """Helm packs the files of a chart and its objects together, and writes them in base64. A Secret holds 1 MiB."""
     words = ["--set", "devices.count=1000", "--groups", "20", "--name", "lab", "--out", str(tmp_path / "c")]
     assert main(["kubernetes", "experiments/demo.toml", *words]) == 0

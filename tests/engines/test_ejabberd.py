@@ -80,7 +80,7 @@ def pair(tmp_path_factory):
 
 
 class Client:
-    """A client that uses a certificate as it likes, and not as our own programs do."""
+    """A client that may use a certificate in other ways than our own programs."""
 
     def __init__(self, pair, certificate, user, client_id):
         files = pair.fleet.tls(certificate)
@@ -133,7 +133,7 @@ ONE, OTHER = DEVICES[:2]
         ("nobody", "x"),
     ],
 )
-def test_a_certificate_may_not_be_used_under_another_name(client, user, client_id):
+def test_a_certificate_is_refused_without_its_own_user_name(client, user, client_id):
     assert client(ONE, user, client_id).answer() == NOT_AUTHORIZED
 
 
@@ -156,7 +156,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("access", "topic"), [*ALLOWED, *REFUSED])
-def test_a_device_has_its_own_topics_alone(client, access, topic):
+def test_a_device_can_use_only_its_own_topics(client, access, topic):
     one = client(ONE, ONE, f"lab.{ONE}")
     assert one.answer() == 0
     full = topic.removeprefix("../../") if topic.startswith("../../") else TOPICS.prefix + topic
@@ -171,8 +171,8 @@ def test_a_device_has_its_own_topics_alone(client, access, topic):
         assert code in REFUSALS
 
 
-def test_tls_is_as_the_page_says(pair):
-    """Our parties speak 1.3 alone. The listener of ejabberd has no setting that refuses 1.2 to others."""
+def test_the_listener_accepts_tls_1_3_and_tls_1_2(pair):
+    """Our parties use only TLS 1.3. The listener of ejabberd has no setting that refuses 1.2 to other clients."""
     for version, newest in (("TLSv1.3", ssl.TLSVersion.TLSv1_3), ("TLSv1.2", ssl.TLSVersion.TLSv1_2)):
         context = ssl.create_default_context(cafile=pair.fleet.tls(ONE).ca)
         context.load_cert_chain(pair.fleet.tls(ONE).cert, pair.fleet.tls(ONE).key)
@@ -181,12 +181,12 @@ def test_tls_is_as_the_page_says(pair):
             assert context.wrap_socket(line, server_hostname="localhost").version() == version
 
 
-def test_without_a_certificate_there_is_no_connection(pair):
+def test_a_client_without_a_certificate_cannot_connect(pair):
     address = replace(pair.address(ONE), tls=TlsFiles(pair.fleet.tls(ONE).ca), username=ONE)
     assert preflight(address) is not None
 
 
-def test_after_a_revocation_new_rules_leave_a_name_no_topic(pair, client):
+def test_a_revoked_device_has_no_topic_after_the_rules_are_written_again(pair, client):
     node, root = pair.cluster.nodes[0], str(pair.fleet.root)
     before = client("spare", "spare", "lab.spare")
     assert before.answer() == 0
@@ -236,7 +236,7 @@ def nodes_of(folder):
     return found
 
 
-def test_a_run_survives_the_loss_of_a_node_with_the_bits_of_a_run_at_mosquitto(
+def test_a_run_survives_the_loss_of_a_node_with_the_same_bits_as_at_mosquitto(
     pair, tmp_path, record_property
 ):
     kept, lost = pair.cluster.nodes

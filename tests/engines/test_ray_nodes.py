@@ -43,7 +43,7 @@ def test_a_lost_node_and_a_killed_command_change_no_bit(place, ray, untroubled):
     assert ray.left() == [] and not list((place / "runs").glob("*.1"))
 
 
-def test_a_killed_head_is_told_in_one_line_and_the_same_command_goes_on(place, ray, untroubled):
+def test_a_killed_head_is_reported_in_one_line_and_the_same_command_continues(place, ray, untroubled):
     first = start(place, ray, held=HeldRun(place / "held", 3))
     wait_for_rounds(place, 3)
     ray.kill("head")
@@ -59,7 +59,7 @@ def test_a_killed_head_is_told_in_one_line_and_the_same_command_goes_on(place, r
     assert bits(place / "runs" / "small") == untroubled
 
 
-def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, ray):
+def test_a_terminated_command_leaves_no_task_after_ten_seconds(place, ray):
     run = start(place, ray, held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Sweeps as tasks of a real Ray with two nodes: whatever is lost, the results have the bits of one machine."""
+"""Sweeps as tasks of a real Ray with two nodes give the bits of one machine, also after losses and kills."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ends_equal(ray, place, alone):
     said = done.end()
     assert done.process.returncode == 0, said
     for name, lines in before.items():
-        assert rounds(runs / name)[: len(lines)] == lines, "the run has gone on, and not begun again"
+        assert rounds(runs / name)[: len(lines)] == lines, "the run has continued, and not started again"
     assert all_bits(runs) == all_bits(alone / "runs") and len(all_bits(runs)) == 3
     assert same_trials(runs, alone / "runs")
     assert not list(runs.glob("*.1"))
@@ -80,7 +80,7 @@ def test_a_lost_node_and_a_killed_command_change_no_bit(ray, place, alone):
     ends_equal(ray, place, alone)
 
 
-def test_a_killed_head_is_told_in_one_line_and_the_same_command_goes_on(ray, place, alone):
+def test_a_killed_head_is_reported_in_one_line_and_the_same_command_continues(ray, place, alone):
     first = sweep(ray, place)
     wait_for_young_trial(place / "runs")
     ray.kill("head")
@@ -97,7 +97,7 @@ def test_a_killed_head_is_told_in_one_line_and_the_same_command_goes_on(ray, pla
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_ended_leaves_no_task_and_no_process(ray, place, number):
+def test_a_terminated_command_leaves_no_task_and_no_process(ray, place, number):
     first = sweep(ray, place)
     wait_for_young_trial(place / "runs")
     begun = time.monotonic()
@@ -109,7 +109,7 @@ def test_a_command_that_is_ended_leaves_no_task_and_no_process(ray, place, numbe
     assert seconds <= END_SECONDS, f"{seconds:.1f} s"
 
 
-def test_several_trials_of_a_task_have_the_same_bits_and_limits_are_kept(ray, place, alone):
+def test_several_trials_in_a_task_give_the_same_bits_and_keep_the_limits(ray, place, alone):
     done = sweep(ray, place, "--pack", "2", "--at-once", "1", "--ray", "num_cpus=0.5")
     said = done.end()
     assert done.process.returncode == 0 and "3 trials in 2 tasks" in said, said

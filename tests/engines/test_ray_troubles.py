@@ -1,4 +1,4 @@
-"""Troubles of a real Ray are told in one line each, before a trial is given to it."""
+"""Each problem of a real Ray is reported in one line, before a trial is submitted to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sweep(ray, place, *more):
 
 
 def refused(ray, place, *more):
-    """Return what a command has said that was refused with exit code 2, in one line."""
+    """Run a command that must be refused with exit code 2, and return its one line of errors."""
     done = sweep(ray, place, *more)
     said = done.end(240)
     assert done.process.returncode == 2, said
@@ -51,18 +51,18 @@ def test_a_lock_that_does_not_hold_is_refused(ray, place):
     assert done.end(300) and done.process.returncode == 0, done.said
 
 
-def test_another_version_on_a_node_is_refused(ray, place):
+def test_a_node_with_another_version_is_refused(ray, place):
     give_nodes_another_version(place)
     assert "has protofleet 9.9.9, and this machine has" in refused(ray, place)
 
 
-def test_a_node_without_what_the_task_needs_is_told_with_the_last_line_of_the_log(ray, place):
+def test_the_error_for_a_node_that_cannot_run_the_task_has_the_last_line_of_its_log(ray, place):
     engine(place, "no-such-module", "exit 3")
     said = refused(ray, place)
     assert "the first task has ended without an answer: " in said and "no-such-module" in said
 
 
-def test_a_claim_that_no_node_can_give_is_told_and_the_command_waits(ray, place):
+def test_a_claim_that_no_node_can_meet_is_reported_and_the_command_waits(ray, place):
     done = sweep(ray, place, "--ray", "num_gpus=1")
     done.wait_for_words("(num_gpus is 1, and the nodes that are there have at most 0)", 240)
     done.process.terminate()

@@ -112,9 +112,7 @@ def kill_head(process):
     assert wait_until(lambda: not any(alive(child) for child in family))
 
 
-def test_a_killed_head_that_comes_back_on_another_address_and_a_lost_node_change_no_bit(
-    place, slurm, untroubled
-):
+def test_a_head_restarted_on_another_address_and_a_lost_node_change_no_bit(place, slurm, untroubled):
     first = start(place, slurm, held=HeldRun(place / "held", 3))
     wait_for_rounds(place, 3)
     kill_head(first)
@@ -134,7 +132,7 @@ def test_a_killed_head_that_comes_back_on_another_address_and_a_lost_node_change
     assert slurm.left() == [] and slurm.tasks() == []
 
 
-def test_a_head_that_was_killed_twice_ends_a_round_within_a_minute_of_its_return(place, slurm, untroubled):
+def test_a_head_that_is_killed_twice_ends_a_round_within_a_minute_of_each_restart(place, slurm, untroubled):
     head = start(place, slurm, held=HeldRun(place / "held", 2))
     for rounds, host in ((2, ELSEWHERE), (4, HERE)):
         wait_for_rounds(place, rounds)
@@ -150,9 +148,7 @@ def test_a_head_that_was_killed_twice_ends_a_round_within_a_minute_of_its_return
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
 
 
-def test_tasks_that_are_left_keep_the_run_from_going_on_on_one_machine_until_they_are_cancelled(
-    place, slurm, untroubled
-):
+def test_a_run_is_refused_on_one_machine_until_its_tasks_are_cancelled(place, slurm, untroubled):
     head = start(place, slurm, held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
     kill_head(head)
@@ -166,7 +162,7 @@ def test_tasks_that_are_left_keep_the_run_from_going_on_on_one_machine_until_the
     assert bits(place / "runs" / "small") == untroubled
 
 
-def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, untroubled):
+def test_a_controller_that_is_down_for_a_time_changes_no_bit(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -179,7 +175,7 @@ def test_a_controller_that_is_killed_for_a_time_changes_nothing(place, slurm, un
     assert slurm.left() == [] and slurm.tasks() == []
 
 
-def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm):
+def test_a_terminated_command_leaves_no_task_after_ten_seconds(place, slurm):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -193,7 +189,7 @@ def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds(place, slurm)
     assert seconds < 10, f"{seconds:.1f} s"
 
 
-def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untroubled):
+def test_a_head_in_a_job_continues_on_another_node_after_the_loss_of_its_node(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     # Two tasks and the head leave one of the four nodes free.
     at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
@@ -210,8 +206,8 @@ def test_a_head_in_a_job_whose_node_is_lost_goes_on_elsewhere(place, slurm, untr
     assert slurm.left() == [] and slurm.tasks() == []
 
 
-def test_a_head_in_a_job_ends_in_order_at_its_time_limit_and_is_submitted_again(place, slurm, untroubled):
-    """The limit of the running job is lowered, so that Slurm's warning comes at its next look at limits."""
+def test_a_head_in_a_job_stops_at_its_time_limit_and_is_submitted_again(place, slurm, untroubled):
+    """The limit of the running job is lowered, so that Slurm sends its warning at its next check of limits."""
     held = HeldRun(place / "held", 2)
     at_login = start(place, slurm, "--head", "job", "--tasks", 2, held=held)
     wait_for_rounds(place, 2)
@@ -227,7 +223,7 @@ def test_a_head_in_a_job_ends_in_order_at_its_time_limit_and_is_submitted_again(
     assert slurm.left() == [] and slurm.tasks() == []
 
 
-def test_more_tasks_than_devices_and_a_host_of_others_are_refused_before_a_job_is_given(place, slurm):
+def test_too_many_tasks_and_a_foreign_host_are_refused_before_a_job_is_submitted(place, slurm):
     jobs = known_jobs(slurm)
     refused = finish(start(place, slurm, "--tasks", 13), 2)
     assert "--tasks is 13, but the experiment has 12 devices" in refused and refused.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Sweeps as tasks of a real Slurm with four nodes: whatever is lost, the results have the bits of one machine."""
+"""Sweeps as tasks of a real Slurm with four nodes give the bits of one machine, also after losses and kills."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def place(tmp_path, alone):
 
 
 def nodes_of_young_trials(slurm, runs):
-    """Return the nodes whose trials have ended some rounds, and are far from their end."""
+    """Return the nodes of trials that have ended some rounds and are far from the last round."""
     tasks = EngineFolder(runs / "sweeps" / "small").tasks()
     running = (line.split() for line in slurm.tasks() if "RUNNING" in line)
     nodes = {int(name.rpartition("_")[2]): node for name, _, node in running}
@@ -139,7 +139,7 @@ def test_a_lost_node_a_killed_command_and_a_killed_controller_change_no_bit(slur
     assert not list(runs.glob("*.1"))
 
 
-def test_several_trials_of_a_task_have_the_same_bits_and_a_repeated_task_runs_nothing(slurm, place, alone):
+def test_several_trials_in_a_task_give_the_same_bits_and_a_repeated_task_runs_nothing(slurm, place, alone):
     runs = place / "runs"
     done = sweep(slurm, place, "--pack", "3", "--at-once", "2")
     said = done.end()
@@ -167,7 +167,7 @@ def test_several_trials_of_a_task_have_the_same_bits_and_a_repeated_task_runs_no
     assert now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime <= 5.0
 
 
-def test_sigterm_leaves_no_task_and_no_process_and_the_same_command_goes_on(slurm, tmp_path):
+def test_a_sigterm_leaves_no_task_and_no_process_and_the_same_command_continues(slurm, tmp_path):
     place, runs = furnished(tmp_path), tmp_path / "runs"
     words = ("sweep", "small.toml", *OPTIONS[:4], "--grid", "method.lr=0.02,0.05,0.1,0.2")
     first = Command(slurm, place, *words, "--on", "slurm")
@@ -186,7 +186,7 @@ def test_sigterm_leaves_no_task_and_no_process_and_the_same_command_goes_on(slur
     assert all_bits(runs) == all_bits(place / "alone") and not list(runs.glob("*.1"))
 
 
-def test_detach_ends_and_the_same_command_waits_later(slurm, place):
+def test_a_command_with_detach_ends_and_a_later_command_waits_for_the_job(slurm, place):
     words = ("--grid", "method.lr=0.02", "--seeds", "1", "2")
     first = Command(slurm, place, "sweep", "small.toml", *OPTIONS[:4], *words, "--on", "slurm", "--detach")
     said = first.end(120)
@@ -200,7 +200,7 @@ def test_detach_ends_and_the_same_command_waits_later(slurm, place):
     )
 
 
-def test_cancel_ends_what_an_earlier_command_has_submitted(slurm, place):
+def test_cancel_ends_the_job_of_an_earlier_command(slurm, place):
     assert sweep(slurm, place, "--detach").end(120)
     assert slurm.tasks()
     done = sweep(slurm, place, "--cancel")

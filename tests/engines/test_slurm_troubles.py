@@ -1,4 +1,4 @@
-"""Troubles of a real Slurm are told in one line each: a held job, an absent controller, a time limit, bad input."""
+"""Each problem of a real Slurm is reported in one line: a held job, a missing controller, a time limit, bad input."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def give_nodes_another_version(place):
 
 
 def refused(slurm, place, *more):
-    """Return what a command has said that was refused with exit code 2, in one line."""
+    """Run a command that must be refused with exit code 2, and return its one line of errors."""
     done = sweep(slurm, place, *more)
     said = done.end(120)
     assert done.process.returncode == 2, said
@@ -57,8 +57,8 @@ def refused(slurm, place, *more):
     return found[0]
 
 
-def test_a_run_that_ended_in_order_at_its_time_limit_is_submitted_again(slurm, place):
-    """The limit of a running task is lowered, so that Slurm's warning comes at its next look at limits."""
+def test_a_run_that_stops_at_its_time_limit_is_submitted_again(slurm, place):
+    """The limit of a running task is lowered, so that Slurm sends its warning at its next check of limits."""
     words = ("--set", f"rounds={LONG}", *ONE, "--runs", "alone")
     alone = subprocess.Popen(
         command("sweep", "small.toml", *words),
@@ -83,7 +83,7 @@ def test_a_run_that_ended_in_order_at_its_time_limit_is_submitted_again(slurm, p
     assert bits(run) == bits(place / "alone" / run.name)
 
 
-def test_running_tasks_notice_nothing_of_an_absent_controller(slurm, place):
+def test_running_tasks_continue_without_a_controller(slurm, place):
     run = place / "runs" / "small-lr-0.05-s1"
     first = sweep(slurm, place, count=60)
     wait_for(lambda: rounds(run), 180, "a round has ended")
@@ -98,7 +98,7 @@ def test_running_tasks_notice_nothing_of_an_absent_controller(slurm, place):
     assert said.count("slurm does not answer: ") <= 3
 
 
-def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(slurm, place):
+def test_a_held_task_is_named_with_a_fix_and_with_the_drained_node(slurm, place):
     """A node that cannot start the second task is drained, and Slurm holds the task."""
     first = sweep(slurm, place, "--seeds", "1", "2", "--at-once", "1", count=10)
     wait_for(lambda: rounds(place / "runs" / "small-lr-0.05-s1"), 180, "the first task runs")
@@ -115,7 +115,7 @@ def test_a_task_that_slurm_holds_is_named_with_the_way_out_and_the_drained_node(
     assert first.process.returncode == 0, said
 
 
-def test_a_job_that_slurm_has_forgotten_is_submitted_again(slurm, place):
+def test_a_job_that_slurm_has_lost_is_submitted_again(slurm, place):
     """A controller that ends at once after a submission has not saved the job. Here, what it has saved is removed."""
     first = sweep(slurm, place, count=200)
     wait_for(lambda: rounds(place / "runs" / "small-lr-0.05-s1"), 180, "a round has ended")
@@ -136,7 +136,7 @@ def test_a_job_that_is_cancelled_by_hand_is_not_submitted_again(slurm, place):
     assert slurm.tasks() == []
 
 
-def test_without_a_controller_nothing_is_submitted(slurm, place):
+def test_no_job_is_submitted_if_no_controller_answers(slurm, place):
     slurm.script("head-kill")
     assert "no controller of Slurm answers: " in refused(slurm, place)
 
@@ -149,7 +149,7 @@ def test_without_a_controller_nothing_is_submitted(slurm, place):
         ("array=0-9", "slurm has array, which protofleet sets itself; leave it out"),
     ],
 )
-def test_what_slurm_refuses_is_said_in_its_own_words(slurm, place, option, words):
+def test_a_wrong_option_of_slurm_is_refused_with_the_reason(slurm, place, option, words):
     assert words in refused(slurm, place, "--slurm", option)
     assert slurm.tasks() == []
 
@@ -178,12 +178,12 @@ def test_a_lock_that_does_not_hold_is_refused(slurm, place):
     assert done.end(300) and done.process.returncode == 0, done.said
 
 
-def test_another_version_on_a_node_is_refused(slurm, place):
+def test_a_node_with_another_version_is_refused(slurm, place):
     give_nodes_another_version(place)
     assert "has protofleet 9.9.9, and this machine has" in refused(slurm, place)
 
 
-def test_a_node_without_what_the_task_needs_is_told_with_the_last_line_of_the_log(slurm, place):
+def test_the_error_for_a_node_that_cannot_run_the_task_has_the_last_line_of_its_log(slurm, place):
     (place / "small.toml").write_text(
         (place / "small.toml").read_text() + '[engine]\nsetup = ["no-such-module", "exit 3"]\n'
     )

@@ -1,4 +1,4 @@
-"""`python -m tests.simulator`: seeds on all cores, or one seed again with all that happened in it."""
+"""`python -m tests.simulator`: run seeds on all cores, or repeat one seed and print all its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulator.table import rows
 # The kinds of seeds, as options of this command.
 PLAIN, SEVERAL, SUMMED = "", "--several ", "--summed "
 RUNS = {PLAIN: run_seed, SEVERAL: run_seed_of_several, SUMMED: run_seed_of_sums}
-EACH_SUMMED = 25  # After each so many seeds, one seed of masked sums runs too.
+EACH_SUMMED = 25  # After this many seeds, one seed of masked sums runs too.
 
 
 def main() -> int:

@@ -4,7 +4,7 @@
 - At most 20 messages to a subscriber are unacknowledged; `max_queued` more wait, also for an absent subscriber.
 - After a kill only the last autosave is left, often nothing; old messages from it come again.
 - Messages that a subscriber had not acknowledged when its connection ended are sent again.
-- Of two connections of one name the older is cut: with a message (2.1) or without one (2.0).
+- If two connections have one name, the older one is closed: with a message (2.1) or without one (2.0).
 - A silent party counts as lost after 1.5 times its keepalive, and then the broker publishes its will.
 
 The model may also lose, repeat and bring back messages at random, as a chain of bridges does.
@@ -54,7 +54,7 @@ class Manners:
 @dataclass
 class Session:
     name: str
-    expires: float  # Seconds that it outlives its connection; with 0 it ends at once.
+    expires: float  # Seconds that the session outlives its connection; with 0 it ends at once.
     topics: dict[str, None] = field(default_factory=dict)
     queue: deque[Message] = field(default_factory=deque)
     flying: dict[int, Message] = field(default_factory=dict)

@@ -21,7 +21,7 @@ ByPhase: TypeAlias = Mapping[str, Arrays]  # Phase -> what rounding has lost.
 
 
 class CodedUpdates:
-    """The updates of a device that nothing disturbs, in a run whose devices round.
+    """The updates of an undisturbed device, in a run whose devices round.
 
     The residual of an update is that of the update which the task names as the last used one.
     """

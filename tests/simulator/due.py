@@ -1,8 +1,8 @@
-"""The messages that one process owes to others.
+"""The messages that a process must send to others.
 
 It must respond to each hello, and it must repeat its own answer until the receipt. The module follows
 docs/protocol.md, section 6, and the messages that the process hears and says. An answer is due only under a
-coordinator that has sent its plan. A second mechanism makes up, later, for most messages that are not sent,
+coordinator that has sent its plan. A second mechanism later replaces most messages that are not sent,
 so the run alone does not show that they are missing.
 """
 

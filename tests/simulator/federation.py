@@ -89,7 +89,7 @@ class Parts:
 def tally_known() -> Iterator[None]:
     """Make the method of the simulator known for a while.
 
-    It does not belong to the package, so it must not stand in any list of the package.
+    It is not part of the package, so no list of the package may contain it.
     """
     known = lambda name, plugin="": tally.METHOD if name == "tally" else load(name, plugin)  # noqa: E731
     with mock.patch.object(protofleet.methods.contract.plan, "load", known), both_kinds():
@@ -258,7 +258,7 @@ class Federation:
         return contextlib.nullcontext()
 
     def operate(self) -> None:
-        """Schedule what an operator does; with one run, nobody gives orders."""
+        """Schedule the actions of an operator; with one run there are none."""
 
     # The faults that the nemesis causes.
 

@@ -1,4 +1,4 @@
-"""The record of what became durable, in its order: seen at the disk, not told by the code under test."""
+"""The record of what became durable, in its order: observed on the disk, without the code under test."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Keeper:
         return meddle
 
     def _again(self, kind: str, sender: str) -> list[Message]:
-        """Return a kept refusal for a device that has said hello, in whichever of its lives."""
+        """Return a kept refusal for a device that has said hello, in any of its boots."""
         kept = self._kept.get(sender, [])
         if not self.keeps or kind != "hello" or not kept or self.dice.random() < 0.5:
             return []

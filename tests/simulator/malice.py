@@ -1,4 +1,4 @@
-"""A broker that was taken over, and an enrolled device that means harm: the frames that they add.
+"""The frames that a hostile broker and a hostile enrolled device add.
 
 The broker has no key. It alters passing frames, repeats kept frames on any topic, and makes frames in the
 names of others. The device has a key of its own. It signs messages that others have sealed, sends unsealed

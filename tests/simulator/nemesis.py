@@ -76,7 +76,7 @@ class Nemesis:
         return Keeper(dice, Topics(FEDERATION), losses, "kept_refusals" in kinds)
 
     def _done(self, place: str) -> bool:
-        """Return whether a party ended as it should; to switch it on again would prove nothing."""
+        """Return whether a party ended correctly; such a party is not started again."""
         party = self.f.processes[place].party
         problem = getattr(party, "problem", "") or getattr(party, "stopped", "")
         return bool(party and party.finished and not problem and not self.f.processes[place].ended)
@@ -205,7 +205,7 @@ class Nemesis:
         self.f.boot(place, name)
 
     def _new_card(self) -> None:
-        """Start a device again without any of its memory, and without the right time."""
+        """Start a device again without its files and with a wrong clock."""
         name = self._device()
         self.f.has_twin(name)
         self.f.kill(name, power=True)

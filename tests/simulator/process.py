@@ -30,7 +30,7 @@ LONG_TURN = 0.02  # Seconds of a turn that takes several items, so that several 
 
 
 class Killed(BaseException):
-    """The death of the process at this very instruction."""
+    """The death of the process at this instruction."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Host:
         return max(0, int(self.wall_offset + self.clock.now))
 
     def set(self) -> None:
-        """Set the wall clock right, as an operator with a watch does."""
+        """Set the wall clock to the right time, as an operator does."""
         self.wall_offset = 1.7e9
 
 

@@ -1,4 +1,4 @@
-"""The unbroken run: what the two halves make of the same accepted answers, without network or crash."""
+"""The undisturbed run: what the two halves compute from the same accepted answers, without network or crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worth of the simulator: how many seeds find each planted bug, and a test that finds it too."""
+"""A table with each planted bug, the number of seeds that find it, and a test that finds it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test method in which every bookkeeping mistake changes a bit, for little computing.
+"""A cheap test method in which every bookkeeping mistake changes a bit.
 
 It has two phases. "train": weights go up; they depend on the device's data and on all that the device has
 done so far. "mix": rows go up; their number differs for each device. The server adds in an order that

@@ -49,7 +49,7 @@ def publish(line, numbers):
         line.publish(UP, str(number).encode())
 
 
-def test_everything_arrives_in_order_in_good_weather():
+def test_all_messages_arrive_in_order_without_faults():
     place = Place()
     place.client("reader", (UP,))
     publish(place.client("writer"), range(100))
@@ -57,7 +57,7 @@ def test_everything_arrives_in_order_in_good_weather():
     assert place.frames("reader") == list(range(100)) and not place.broker.dropped
 
 
-def test_a_subscriber_that_is_too_slow_gets_1020_of_3000_and_nobody_is_told():
+def test_a_slow_subscriber_gets_1020_of_3000_messages_and_the_sender_gets_no_error():
     place = Place()
     reader = place.client("reader", (UP,))
     writer = place.client("writer")
@@ -70,7 +70,7 @@ def test_a_subscriber_that_is_too_slow_gets_1020_of_3000_and_nobody_is_told():
     assert not [item for item in place.heard["writer"] if not isinstance(item, Connected)]
 
 
-def test_of_3000_messages_for_a_durable_subscriber_that_is_away_the_first_1000_are_kept():
+def test_the_first_1000_of_3000_messages_are_kept_for_a_durable_offline_subscriber():
     place = Place()
     place.client("reader", (UP,), expires=600.0, clean=False).kill(power=False)
     publish(place.client("writer"), range(3000))
@@ -81,7 +81,7 @@ def test_of_3000_messages_for_a_durable_subscriber_that_is_away_the_first_1000_a
 
 
 @pytest.mark.parametrize(("autosave", "left"), [(0.0, 0), (1.0, 10)])
-def test_after_a_kill_only_what_an_autosave_wrote_is_left(autosave, left):
+def test_only_messages_that_an_autosave_wrote_survive_a_kill_of_the_broker(autosave, left):
     place = Place(autosave_seconds=autosave)
     place.client("reader", (UP,), expires=600.0, clean=False).kill(power=False)
     writer = place.client("writer")
@@ -94,7 +94,7 @@ def test_after_a_kill_only_what_an_autosave_wrote_is_left(autosave, left):
     assert place.frames("reader") == list(range(left))
 
 
-def test_what_was_not_acknowledged_comes_again_after_a_reset():
+def test_messages_without_an_acknowledgement_arrive_again_after_a_reset():
     place = Place()
     reader = place.client("reader", (UP,), expires=600.0, clean=False)
     writer = place.client("writer")
@@ -108,16 +108,16 @@ def test_what_was_not_acknowledged_comes_again_after_a_reset():
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_of_two_clients_of_one_name_the_older_is_cut(says):
+def test_the_older_of_two_clients_with_the_same_client_id_is_disconnected(says):
     place = Place(says_taken_over=says)
     place.client("older", client_id="one")
     place.client("newer", client_id="one")
     place.wait(0.3)
     gone = [item for item in place.heard["older"] if isinstance(item, Disconnected)]
-    assert gone[0].final is says, "Mosquitto 2.0 says nothing, and the older one comes back"
+    assert gone[0].final is says, "Mosquitto 2.0 sends no reason, and the older client reconnects"
 
 
-def test_a_client_whose_power_is_cut_is_missed_after_its_keepalive_and_its_will_is_said():
+def test_the_will_of_a_client_without_power_is_published_after_its_keepalive():
     place = Place()
     place.client("reader", (UP,))
     place.client("board", will=Will(UP, b"7")).kill(power=True)
@@ -127,7 +127,7 @@ def test_a_client_whose_power_is_cut_is_missed_after_its_keepalive_and_its_will_
     assert place.frames("reader") == [7]
 
 
-def test_what_waits_to_be_sent_is_lost_with_the_connection():
+def test_messages_that_wait_to_be_sent_are_lost_with_the_connection():
     place = Place()
     place.client("reader", (UP,))
     writer = place.client("writer")

@@ -1,4 +1,4 @@
-"""Simulated federations whose devices have budgets: all promises are kept, and some runs end early."""
+"""Simulated federations whose devices have budgets keep all promises, and some runs end early."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ SIZES = (
     15_000,
     40_000,
     90_000,
-)  # Bytes; in many worlds they hold no round, some of the rounds, or all rounds.
+)  # Bytes; depending on the scenario, enough for no round, for some rounds or for all rounds.
 
 
 def budgeted(seed):

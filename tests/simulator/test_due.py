@@ -1,4 +1,4 @@
-"""The debts that the simulator demands."""
+"""Tests of the messages that the simulator requires from each process."""
 
 import pytest
 
@@ -9,23 +9,23 @@ from tests.simulator.promises import BrokenPromise
 
 @pytest.fixture
 def coordinator():
-    """Return the debts of a coordinator that has asked one device, and has heard a hello of it since."""
+    """Return the state of a coordinator that has sent a task to one device and then received a hello of it."""
     due = Due("coordinator", epoch=1)
     due.said("d", Task(1, "train", None, 20.0), 0.0)
     due.heard("d", Hello("d", 2, 10), 1, 1.0)
     return due
 
 
-def test_a_coordinator_that_waits_for_a_device_owes_a_word_to_its_hello(coordinator):
+def test_a_coordinator_that_waits_for_a_device_must_answer_its_hello(coordinator):
     with pytest.raises(BrokenPromise, match=r"waits for answers of \['d'\]"):
         coordinator.look(1.0, 1, {"d", "e"})
 
 
-def test_a_task_that_was_said_after_its_phase_had_ended_is_owed_to_nobody(coordinator):
+def test_a_coordinator_that_does_not_wait_for_a_device_need_not_answer_its_hello(coordinator):
     coordinator.look(1.0, 1, {"e"})
 
 
-def test_an_answer_after_the_receipt_of_one_before_is_owed_as_late_as_that_receipt_took():
+def test_the_pause_before_a_repeated_update_follows_the_time_of_the_last_receipt():
     device, answer = Due("d"), Update("d", 1, "train", 5)
     device.heard("coordinator", Welcome(b"{}"), 1, 0.0)
     for now in (0.0, 5.0, 15.0):

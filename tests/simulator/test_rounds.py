@@ -1,4 +1,4 @@
-"""Rounds in bad weather, seen from outside: the rules hold for whole federations, over many seeds."""
+"""Tests of rounds under faults: the rules of the policy hold for whole federations and many seeds."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,14 +53,14 @@ def decisions(federation):
 
 
 def as_soon_as(f, holds, call):
-    """Check the condition twenty times a second, and make the call when it holds."""
+    """Check the condition twenty times a second, and call the function when the condition holds."""
     if holds():
         call()
     else:
         f.clock.after(0.05, "look", lambda: as_soon_as(f, holds, call))
 
 
-# `make test-all` takes all seeds.
+# `make test-all` runs all seeds.
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 
 
@@ -81,7 +81,7 @@ def longest_round(federation):
 
 @pytest.mark.slow
 @SEEDS
-def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
+def test_wall_clocks_that_are_less_than_a_day_ahead_change_no_decision(judged, seed):
     """The clocks are right, an hour off, in 1970 or years behind the coordinator's clock.
 
     In one case all of them go back by half a day in the middle.
@@ -109,8 +109,8 @@ def test_no_wall_clock_that_is_no_day_ahead_decides_anything(judged, seed):
         assert decisions(judged(seed, clocks, **weather)) == decisions(right)
 
 
-def test_a_coordinator_that_starts_again_more_than_a_day_behind_goes_on_when_its_clock_is_set(judged):
-    """It knows the boots of its devices, so it rejects none; they reject its epoch, which looks like an older one."""
+def test_a_coordinator_restarted_over_a_day_behind_continues_when_its_clock_is_set(judged):
+    """The coordinator knows the boots of its devices and rejects none. They reject its epoch, which looks older."""
 
     def before(f):
         def again():
@@ -125,7 +125,7 @@ def test_a_coordinator_that_starts_again_more_than_a_day_behind_goes_on_when_its
 
 
 @SEEDS
-def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judged, seed):
+def test_a_device_that_joins_late_works_only_in_the_current_and_later_rounds(judged, seed):
     at = {}
 
     def before(f):
@@ -133,7 +133,7 @@ def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judge
 
         def boot(place, *rest):
             if place == "d4" and not at:
-                if not f.history.saves or f.history.saves[-1].round < 3:  # It comes only in round 3.
+                if not f.history.saves or f.history.saves[-1].round < 3:  # It joins only in round 3.
                     f.clock.after(0.5, "d4 is not there yet", lambda: boot(place))
                     return
                 at["round"] = f.history.saves[-1].round
@@ -148,7 +148,7 @@ def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judge
 
 
 @SEEDS
-def test_with_spares_a_straggler_holds_up_nobody(judged, seed):
+def test_a_spare_halves_the_time_of_training_with_a_straggler(judged, seed):
     def slow(f):
         slow_from_the_start(f, "d0", 50.0)
 
@@ -159,7 +159,7 @@ def test_with_spares_a_straggler_holds_up_nobody(judged, seed):
 
 
 @SEEDS
-def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, seed):
+def test_the_straggler_factor_closes_phases_before_the_patience_time(judged, seed):
     def slow(f):
         slow_from_the_start(f, "d0", 500.0)
 
@@ -174,7 +174,7 @@ def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, see
 
 
 @pytest.mark.slow
-def test_a_flapping_device_costs_no_round_its_patience(judged):
+def test_the_rule_for_flapping_devices_shortens_the_training(judged):
     """Its connection breaks every 11 s and its work takes minutes; without the rule each phase waits."""
 
     def flapping(f):
@@ -199,8 +199,8 @@ def test_a_flapping_device_costs_no_round_its_patience(judged):
     assert lasted[3] < 0.75 * lasted[0], lasted
 
 
-def test_who_vanishes_between_two_phases_is_not_waited_for_beyond_its_grace(judged):
-    """d0 trains, and is gone when it is asked to mix."""
+def test_a_device_that_leaves_between_two_phases_is_not_awaited_after_the_grace_time(judged):
+    """d0 trains, and leaves before it gets the task of phase mix."""
 
     def before(f):
         as_soon_as(f, lambda: (1, 0, "train") in f.history.closed, lambda: f.kill("d0"))
@@ -213,8 +213,8 @@ def test_who_vanishes_between_two_phases_is_not_waited_for_beyond_its_grace(judg
 
 TEN_MINUTES = 600.0
 MOMENTS = {
-    "before anybody is asked": lambda f: True,
-    "while a broadcast is on its way": lambda f: f.history.saves,
+    "before the first task": lambda f: True,
+    "while a broadcast is sent": lambda f: f.history.saves,
     "while devices work": lambda f: any(f.history.saves) and f.clock.now > f.history.saves[0].at + 1.0,
     "between two phases": lambda f: (1, 0, "train") in f.history.closed,
     "in the second round": lambda f: len(f.history.saves) > 1,
@@ -224,8 +224,8 @@ MOMENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["nothing", "all"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ten_minutes_without_a_broker_cost_ten_minutes(judged, moment, keeps):
-    """The rules are the defaults of a run: a patience of ten minutes, and sessions that end sooner."""
+def test_a_broker_outage_of_ten_minutes_delays_a_run_by_at_most_eleven_minutes(judged, moment, keeps):
+    """The policy has the default patience time of ten minutes. Sessions at the broker end sooner."""
     outage = {}
 
     def before(f):

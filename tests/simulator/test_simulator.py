@@ -21,19 +21,19 @@ KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", []
 
 
 def longer(*values):
-    """Return values for `parametrize` that only `make test-all` takes."""
+    """Return values for `parametrize` that only `make test-all` runs."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.mark.parametrize("seed", [*range(4), *longer(*range(4, 24))])
-def test_every_promise_is_kept_in_any_weather(seed):
+def test_all_promises_are_kept_under_random_faults(seed):
     verdict = run_seed(seed)
     assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
 
 
 @pytest.mark.parametrize("seed", [2, *longer(0, 1, 59, 143)])
-def test_and_for_each_of_two_runs_with_an_operator(seed):
-    """In seed 2 a welcome was lost for ever; in 59 and 143 the work of one run went into the state of another."""
+def test_all_promises_are_kept_for_two_runs_with_an_operator(seed):
+    """In seed 2 a welcome was lost for ever. In seeds 59 and 143 the work of one run changed the state of another."""
     verdict = run_seed_of_several(seed)
     assert not verdict.problem, (
         f"python -m tests.simulator --several --seed {seed} --trace\n{verdict.details}"
@@ -48,7 +48,7 @@ def test_scenarios_of_two_runs_have_devices_of_both_kinds_and_all_kinds_of_fault
 
 
 @pytest.mark.parametrize("seed", [451, *longer(720, 742, 743)])
-def test_and_with_late_updates_in_buffered_rounds(seed):
+def test_all_promises_are_kept_with_late_updates_in_buffered_rounds(seed):
     """In each of these seeds, several late updates count, and processes, connections or disks fail."""
     assert draw(seed).policy.buffered and draw(seed).kinds
     verdict = run_seed(seed)
@@ -56,13 +56,13 @@ def test_and_with_late_updates_in_buffered_rounds(seed):
 
 
 @pytest.mark.parametrize("seed", [3, 6])
-def test_and_with_masked_sums(seed):
+def test_all_promises_are_kept_with_masked_sums(seed):
     verdict = run_seed_of_sums(seed)
     assert not verdict.problem, f"python -m tests.simulator --summed --seed {seed} --trace\n{verdict.details}"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
-def test_and_by_the_papers_methods(method):
+def test_all_promises_are_kept_by_methods_of_papers(method):
     """FedPall has two phases, and FedPLCC has answers of any length."""
     scenario = next(s for s in map(draw, range(2000)) if s.method == method and len(s.kinds) > 3)
     verdict = run_scenario(scenario)
@@ -72,7 +72,7 @@ def test_and_by_the_papers_methods(method):
 @pytest.mark.parametrize(
     ("method", "axes"), few([("fedavg", SERIES), ("fedpall", VECTOR), ("fedplcc", VECTOR)], 3)
 )
-def test_and_of_samples_that_are_no_pictures(method, axes):
+def test_all_promises_are_kept_with_samples_that_are_not_images(method, axes):
     drawn = (s for s in map(draw, range(2000)) if s.method == method and s.axes == axes)
     scenario = next(s for s in drawn if len(s.kinds) > 3)
     verdict = run_scenario(scenario)
@@ -82,14 +82,14 @@ def test_and_of_samples_that_are_no_pictures(method, axes):
 @pytest.mark.parametrize(
     "known", [*KNOWN_BAD[:3], *longer(*KNOWN_BAD[3:])], ids=lambda known: str(known["number"])
 )
-def test_what_was_found_once_stays_found(known):
-    """The worlds have pictures, exact updates and inboxes in order, as at that time; else the history differs."""
+def test_all_promises_are_kept_in_each_known_bad_seed(known):
+    """The settings are those of the time when the seed failed, because other settings give another history."""
     verdict = run_scenario(replace(draw(known["number"]), axes=(), starts=False, uplink=""))
     assert not verdict.problem, f"{known['found']}\n{verdict.details}"
 
 
 @pytest.mark.slow
-def test_a_seed_is_one_history_in_every_process():
+def test_a_seed_gives_the_same_history_in_every_process():
     """Another process hashes strings differently, and draws other keys."""
     code = "from tests.simulator.run import run_seed; print(run_seed(7).trace)"
     environment = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}
@@ -99,7 +99,7 @@ def test_a_seed_is_one_history_in_every_process():
     assert len(traces) == 1 and run_seed(8).trace not in traces
 
 
-def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_and_of_sample_is_drawn():
+def test_two_of_three_seeds_have_faults_and_all_kinds_of_faults_and_samples_occur():
     drawn = [draw(seed) for seed in range(300)]
     assert {kind for scenario in drawn for kind in scenario.kinds} == set(KINDS)
     assert sum(bool(scenario.kinds) for scenario in drawn) > 200
@@ -109,7 +109,7 @@ def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_and_of_sample_is
 
 
 @pytest.mark.slow
-def test_the_command_runs_its_seeds_and_counts_the_failed_ones():
+def test_the_command_runs_its_seeds_and_prints_the_number_of_failed_seeds():
     command = [sys.executable, "-m", "tests.simulator", "--seeds", "2", "--jobs", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "3 of 3 seeds" in done.stdout and "0 failed" in done.stdout
@@ -125,19 +125,19 @@ def test_a_planted_bug_is_found(name):
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_page_names_for_a_planted_bug_how_many_seeds_find_it_and_a_test_that_is_there(name):
+def test_the_page_has_a_row_for_each_planted_bug_and_the_test_of_the_bug_exists(name):
     bug = BUGS[name]
     path, _, function = bug.test.partition("::")
     assert re.search(rf"^(def )?{function}\b", (ROOT / path).read_text(), re.MULTILINE), bug.test
     assert row(bug) in PAGE.read_text()
 
 
-def test_the_pages_table_of_planted_bugs_is_the_one_that_is_written():
+def test_the_table_of_planted_bugs_on_the_page_is_up_to_date():
     assert generate(PAGE.read_text()) == PAGE.read_text(), "run python -m tests.simulator.page"
 
 
-def test_faults_stop_in_time_or_the_run_is_said_to_hang():
-    """The bound is there for a fleet that cannot reach its quorum."""
+def test_a_run_that_cannot_end_is_reported_as_a_broken_promise():
+    """The time limit also ends a run whose fleet cannot reach its quorum."""
     scenario = draw(0)
     nobody = replace(
         scenario, kinds=frozenset(), policy=replace(scenario.policy, quorum=9, cohort=0, gather=0, spares=0)

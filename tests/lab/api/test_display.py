@@ -8,7 +8,7 @@ from protofleet.lab.api.display import display_for
 ADDRESS = "http://127.0.0.1:8470/#c=secret"
 
 
-def test_a_notebook_shows_the_page_as_a_link_and_another_program_prints_its_address(monkeypatch, capsys):
+def test_a_notebook_shows_a_link_to_the_page_and_other_programs_print_its_address(monkeypatch, capsys):
     shown = []
 
     def display(data, **options):

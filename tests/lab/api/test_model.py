@@ -38,7 +38,7 @@ def stored(place):
     return paths, pixels, [kind for kind in KINDS for _ in range(5)]
 
 
-def test_a_model_predicts_pictures_arrays_and_tensors_alike(place):
+def test_paths_arrays_and_tensors_of_the_same_samples_give_the_same_predictions(place):
     model = protofleet.load_model(place / "runs" / "small", which="last")
     paths, pixels, shows = stored(place)
     assert model.classes == KINDS and model.card.round == 4 and model.card.chosen == "last"
@@ -60,7 +60,7 @@ def test_a_model_predicts_pictures_arrays_and_tensors_alike(place):
     assert torch.equal(model.module(torch.from_numpy(pixels).float()), model.scores(pixels))
 
 
-def test_grey_pixels_are_taken_without_an_axis_of_channels_as_they_are_stored():
+def test_grey_pixels_are_accepted_with_and_without_a_channel_axis():
     grey, takes = np.random.default_rng(0).integers(0, 256, (6, 4, 5), np.uint8), Input((1, 4, 5))
     for given in (grey, grey[..., None], grey[:, None], list(grey)):
         assert np.array_equal(samples_of(given, takes).numpy()[:, 0], grey)
@@ -69,7 +69,7 @@ def test_grey_pixels_are_taken_without_an_axis_of_channels_as_they_are_stored():
         samples_of(grey.astype(np.float32), takes)
 
 
-def test_its_accuracy_on_the_test_samples_is_that_of_the_run(place):
+def test_the_model_has_the_accuracy_that_the_summary_of_the_run_contains(place):
     result = protofleet.Result(place / "runs" / "small")
     model, right, total = result.model("last"), 0, 0
     for part in range(3):
@@ -86,14 +86,14 @@ def test_its_accuracy_on_the_test_samples_is_that_of_the_run(place):
     assert right / total == pytest.approx(result.summary["accuracy"]["pooled"])
 
 
-def test_the_best_model_is_that_of_the_summarys_round(place):
+def test_the_best_model_is_from_the_round_that_the_summary_names(place):
     result = protofleet.Result(place / "runs" / "small")
     best = protofleet.load_model(result.folder)
     assert best.card.chosen == "best"
     assert best.card.round == result.summary["accuracy"]["best_by_validation"]["point"]
 
 
-def test_an_export_is_loaded_by_its_folder_and_says_the_same(place):
+def test_an_exported_model_gives_the_same_scores_as_the_model_of_the_run(place):
     given, run = (
         protofleet.load_model(place / "given"),
         protofleet.load_model(place / "runs" / "small", which="last"),
@@ -102,14 +102,14 @@ def test_an_export_is_loaded_by_its_folder_and_says_the_same(place):
     assert torch.equal(given.scores(pixels), run.scores(pixels)) and given.card.tensors == run.card.tensors
 
 
-def test_a_link_that_is_called_current_is_what_a_board_serves(place, tmp_path):
+def test_a_model_is_loaded_from_a_folder_with_the_link_current(place, tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "current").symlink_to(place / "given")
     for folder in (tmp_path, tmp_path / "models", tmp_path / "models" / "current"):
         assert protofleet.load_model(folder).card.round == 4
 
 
-def test_a_devices_own_model_is_asked_for_by_its_name(place):
+def test_the_model_of_one_device_is_loaded_by_the_name_of_the_device(place):
     model = protofleet.Result(place / "runs" / "own").model(device="device-2", which="last")
     assert model.card.device == "device-2" and model.card.method == "fedproto"
     assert "of device-2" in repr(model)
@@ -167,7 +167,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_an_error_of_one_line(place, mistake):
+def test_each_mistake_is_refused_with_an_error_of_one_line(place, mistake):
     do, words = MISTAKES[mistake]
     with pytest.raises((protofleet.SettingsError, protofleet.RunError), match=words) as raised:
         do(place)

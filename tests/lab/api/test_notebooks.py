@@ -12,7 +12,7 @@ NOTEBOOKS = sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_is_stored_as_it_is_before_it_was_run(name):
+def test_a_stored_notebook_has_no_outputs(name):
     text = (EXAMPLES / f"{name}.ipynb").read_text()
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
@@ -46,7 +46,7 @@ def no_errors_or_warnings(cells):
 
 
 @pytest.mark.slow
-def test_a_researchers_notebook_compares_three_methods_and_one_of_its_own(tmp_path, monkeypatch):
+def test_the_researchers_notebook_compares_three_methods_and_its_own_method(tmp_path, monkeypatch):
     cells = ran("researcher", tmp_path, monkeypatch)
     assert no_errors_or_warnings(cells)
     assert len(shown(cells, "image/png")) == 2
@@ -62,7 +62,7 @@ def test_a_researchers_notebook_compares_three_methods_and_one_of_its_own(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_model_users_notebook_loads_a_model_predicts_and_looks_at_what_is_confused(tmp_path, monkeypatch):
+def test_the_model_users_notebook_loads_a_model_and_shows_predictions_and_confusions(tmp_path, monkeypatch):
     cells = ran("model_user", tmp_path, monkeypatch)
     assert no_errors_or_warnings(cells)
     assert len(shown(cells, "image/png")) == 2

@@ -49,14 +49,14 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_script_runs_twice_in_a_loop_and_in_a_thread_and_nothing_is_printed_or_handled(place):
+def test_runs_in_an_event_loop_and_in_a_thread_keep_the_signal_handlers_of_the_script(place):
     words = json.loads((place / "said.json").read_text())
     assert words["folders"] == [str(place / "runs" / "small"), str(place / "there" / "other-s7")]
     assert words["rounds"] == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_a_result_has_the_numbers_of_the_runs_own_files(place):
+def test_a_result_has_the_numbers_from_the_files_of_the_run(place):
     result = protofleet.Result(place / "runs" / "small")
     summary = json.loads((result.folder / "summary.json").read_text())
     lines = read_rounds(result.folder / "rounds.jsonl")
@@ -75,13 +75,13 @@ def test_a_result_has_the_numbers_of_the_runs_own_files(place):
 
 
 @pytest.mark.slow
-def test_a_mapping_changes_its_base_and_a_seed_its_name(place):
+def test_a_mapping_overrides_its_base_and_the_name_of_the_run_contains_the_seed(place):
     result = protofleet.Result(place / "there" / "other-s7")
     assert (result.name, result.method, result.seed) == ("other-s7", "fedprox", 7)
 
 
 @pytest.mark.slow
-def test_a_comparison_has_the_tables_of_the_command(place):
+def test_compare_returns_the_same_tables_as_the_command_compare(place):
     folders = [place / "runs" / "small", place / "there" / "other-s7"]
     found = protofleet.compare([protofleet.Result(folders[0]), folders[1]])
     printed = command(
@@ -115,7 +115,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_all_its_processes_and_the_next_run_goes_on(tmp_path):
+def test_an_interrupt_ends_all_processes_and_the_next_call_continues_the_run(tmp_path):
     place, held = furnished(tmp_path), HeldRun(tmp_path / "held", 10)
     script = started(place, INTERRUPTED, held)
     wait_for_rounds(place, 3)
@@ -132,7 +132,7 @@ def test_an_interrupt_ends_all_its_processes_and_the_next_run_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_function_that_raises_in_a_round_ends_the_run_and_its_page_and_its_error_comes_out(
+def test_an_error_in_the_progress_function_ends_the_run_and_its_page_and_is_raised(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(furnished(tmp_path))
@@ -169,7 +169,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_an_error_of_one_line_with_the_commands_words(tmp_path, monkeypatch, mistake):
+def test_a_mistake_is_refused_with_the_one_line_error_of_the_command(tmp_path, monkeypatch, mistake):
     monkeypatch.chdir(furnished(tmp_path))
     (tmp_path / "empty").mkdir()
     changes, error, words = MISTAKES[mistake]
@@ -180,7 +180,7 @@ def test_a_mistake_is_an_error_of_one_line_with_the_commands_words(tmp_path, mon
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_experiment_is_refused():
+def test_arguments_that_are_not_an_experiment_or_a_run_are_refused():
     with pytest.raises(protofleet.SettingsError, match="the experiment is int, it must be the path"):
         protofleet.run(7)
     with pytest.raises(protofleet.SettingsError, match="there is no file none.toml"):
@@ -193,7 +193,7 @@ def test_what_is_no_experiment_is_refused():
         protofleet.compare("none")
 
 
-def test_numbers_of_numpy_and_paths_may_stand_in_a_mapping(tmp_path, monkeypatch):
+def test_a_mapping_may_contain_numpy_numbers_and_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(furnished(tmp_path))
     with pytest.raises(protofleet.SettingsError, match="^policy.quorum is 9, but there are 3 devices"):
         protofleet.run({

@@ -23,7 +23,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedlsa"])
-def test_its_numbers_are_those_of_a_federation_and_reboots_change_none(method, tmp_path):
+def test_simulate_gives_the_accuracies_of_a_federation_with_and_without_reboots(method, tmp_path):
     settings = plan(method, **FEW_STEPS).hyper
     found = simulate(method, DATA, rounds=3, settings=settings, seed=1)
     whole = simulation(tmp_path, method).run()
@@ -38,7 +38,7 @@ def test_its_numbers_are_those_of_a_federation_and_reboots_change_none(method, t
     assert found.accuracy > 2 / 3 and len(found.rounds) == 3 and set(found.clients) == set(DATA)
 
 
-def test_a_method_that_forgets_its_state_is_seen_by_its_reboots():
+def test_reboots_change_the_result_of_a_method_that_does_not_save_its_state():
     class Forgetful(fedavg.Server):
         def state(self):
             return {}
@@ -54,7 +54,7 @@ def test_a_method_that_forgets_its_state_is_seen_by_its_reboots():
     assert once.rounds != again.rounds
 
 
-def test_an_answer_that_is_not_what_was_asked_for_is_refused_in_one_line():
+def test_an_update_with_values_that_are_not_finite_is_refused():
     class Liar(fedavg.Client):
         def run(self, ask):
             return {name: value * float("nan") for name, value in super().run(ask).items()}
@@ -66,13 +66,13 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused_in_one_line():
         simulate(method, DATA, settings={"epochs": 1})
 
 
-def test_bytes_are_those_of_the_tensors():
+def test_the_bytes_of_a_round_are_the_sizes_of_its_tensors():
     found = simulate("fedavg", DATA, rounds=1, settings={"epochs": 1})
     size = sum(value.nbytes for value in found.server.payload().values())
     assert (found.rounds[0].bytes_up, found.rounds[0].bytes_down) == (3 * size, 3 * size)
 
 
-def test_a_method_and_a_network_of_a_file_are_taken_too(tmp_path):
+def test_simulate_accepts_a_method_from_a_file_and_a_network_from_a_function(tmp_path):
     (tmp_path / "same.py").write_text("from protofleet.methods.fedavg import METHOD\n")
 
     def build(image, classes, feature_size):
@@ -116,7 +116,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_an_error_of_one_line(mistake):
+def test_wrong_arguments_are_refused_with_the_reason(mistake):
     data, arguments, words = MISTAKES[mistake]
     with pytest.raises((protofleet.SettingsError, protofleet.RunError), match=words):
         simulate(arguments.pop("method", "fedavg"), data, **arguments)

@@ -42,7 +42,7 @@ def device(labels, seed):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("method", of_each_shape(names()))
-def test_every_method_ends_with_numbers_and_goes_on_after_reboots(method, case):
+def test_every_method_ends_with_finite_numbers_and_reboots_change_none(method, case):
     devices, batch = CASES[case]
     known = load(method).Hyper.__dataclass_fields__
     settings = {name: value for name, value in {**CHEAP, "batch": batch}.items() if name in known}

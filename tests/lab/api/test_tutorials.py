@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 
 
 class Reader:
-    """A reader who does what a page says, in a separate folder.
+    """A reader who follows the steps of a page, in a separate folder.
 
     The reader downloads nothing: the wheel of this checkout and the packages are there.
     """
@@ -59,7 +59,7 @@ class Reader:
 
     @property
     def environment(self):
-        """Return the environment variables without those that name this checkout or the tests' environment."""
+        """Return the environment variables, except those that name this checkout or the tests' environment."""
         hidden = str(Path(sys.executable).parent)
         path = os.pathsep.join(one for one in os.environ["PATH"].split(os.pathsep) if one != hidden)
         return {**{k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}, "PATH": path}
@@ -83,7 +83,7 @@ class Reader:
         return found
 
 
-def test_a_researcher_gets_from_an_empty_folder_to_a_table_with_a_method_of_their_own(wheel, tmp_path):
+def test_the_researchers_tutorial_produces_a_table_with_the_readers_own_method(wheel, tmp_path):
     reader = Reader(tmp_path, wheel)
     reader.follow("tutorial-researcher.md")
     table = (tmp_path / "table.tex").read_text()
@@ -111,14 +111,14 @@ def engineers_lines(port):
     assert lines[:3] == ["python3 -m venv env", ". env/bin/activate", "pip install protofleet"]
     as_root = (
         " --user root" if os.geteuid() == 0 else ""
-    )  # otherwise Mosquitto becomes a user who may not read these files
+    )  # otherwise Mosquitto runs as a user who cannot read these files
     said = [line + as_root if line.startswith("protofleet enrol fleet") else line for line in lines[3:]]
     # A reader submits the run when the coordinator has said that it is up.
     said.insert(said.index("protofleet submit shapes.toml"), "until protofleet runs; do sleep 0.2; done")
     return files, "\n".join(said).replace("8883", str(port))
 
 
-def test_an_engineer_gets_three_boards_on_one_machine_to_serve_a_model_and_rolls_it_back(wheel, tmp_path):
+def test_the_engineers_tutorial_serves_a_model_on_three_devices_and_rolls_it_back(wheel, tmp_path):
     reader = Reader(tmp_path, wheel)
     reader.make_environment("env")
     reader.install()

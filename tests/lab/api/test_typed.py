@@ -45,7 +45,7 @@ except (protofleet.SettingsError, protofleet.RunError, protofleet.DivergedError)
 
 
 @pytest.mark.slow
-def test_a_strict_type_checker_passes_a_users_script_and_sees_its_mistakes(tmp_path):
+def test_mypy_strict_accepts_a_correct_script_and_finds_each_mistake(tmp_path):
     subprocess.run(["make", "-s", ".links"], cwd=ROOT, check=True, timeout=60)
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "wrong.py").write_text(

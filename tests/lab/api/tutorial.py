@@ -1,4 +1,4 @@
-"""Read the steps of a tutorial, files to write and commands to run, in the order of the page."""
+"""Read the steps of a tutorial (files to write and commands to run) in the order of the page."""
 
 from __future__ import annotations
 

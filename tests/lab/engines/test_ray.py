@@ -1,4 +1,4 @@
-"""The engine of Ray starts a driver as a child process. However the driver ends, the command says so in one line."""
+"""The engine of Ray starts a driver as a child process. The command reports each end of the driver in one line."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def ended(one, job_id):
     return wait_until(lambda: all(state.state == "cancelled" for state in one.states(job_id)))
 
 
-def test_tasks_run_with_their_number_and_a_second_job_uses_the_same_driver(tmp_path):
+def test_each_task_gets_its_number_and_a_second_job_uses_the_same_driver(tmp_path):
     one = engine()
     first = one.submit(job(tmp_path, "echo", f"task {TASK}", tasks=2))
     assert [state.task for state in one.states(first)] == [0, 1] and one.find(job(tmp_path)) == first
@@ -52,7 +52,7 @@ def test_tasks_run_with_their_number_and_a_second_job_uses_the_same_driver(tmp_p
     assert ended(one, second) and not any(map(alive, tasks))
 
 
-def test_the_driver_ends_with_its_engine(tmp_path):
+def test_the_driver_process_ends_when_its_engine_is_deleted(tmp_path):
     def driver_of_an_engine():
         one = engine()
         one.submit(job(tmp_path, "true"))
@@ -62,7 +62,7 @@ def test_the_driver_ends_with_its_engine(tmp_path):
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_the_end_of_the_driver_is_told_in_one_line(tmp_path, answers):
+def test_the_end_of_the_driver_is_reported_in_one_line(tmp_path, answers):
     """Ray ends its driver when the head has died, and then nothing listens at the address of the cluster."""
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
@@ -80,7 +80,7 @@ def test_the_end_of_the_driver_is_told_in_one_line(tmp_path, answers):
         assert one.states(job_id) == []
 
 
-def test_a_driver_that_hangs_is_told_and_is_ended_with_its_tasks_at_a_cancel(tmp_path):
+def test_a_driver_that_hangs_is_reported_and_a_cancel_ends_it(tmp_path):
     one = engine()
     one.answer_seconds = 0.2
     job_id = one.submit(job(tmp_path, "sleep", "600"))
@@ -100,7 +100,7 @@ def test_a_driver_that_hangs_is_told_and_is_ended_with_its_tasks_at_a_cancel(tmp
     assert one.states(job_id) == [] and not alive(driver)
 
 
-def test_a_cluster_that_cannot_be_used_is_refused_in_the_words_of_ray(tmp_path):
+def test_a_cluster_that_cannot_be_used_is_refused_with_the_error_of_ray(tmp_path):
     words = "Version mismatch: the cluster has Ray 2.9"
     with pytest.raises(
         SettingsError, match=rf"no Ray cluster answers on this machine \({words}\); name another"
@@ -108,7 +108,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_in_the_words_of_ray(tmp_path):
         engine(PROCESS_RAY_PROBLEM=words, RAY_ADDRESS="").submit(job(tmp_path, "true"))
 
 
-def test_a_missing_extra_is_one_line_with_the_way_out(tmp_path, monkeypatch):
+def test_a_missing_extra_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "missing", lambda extra: ["ray"])
     with pytest.raises(
         SettingsError, match=r"needs the extra ray: pip install protofleet\[ray\], or pip install ray=="

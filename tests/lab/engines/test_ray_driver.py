@@ -1,4 +1,4 @@
-"""The driver of Ray gives tasks to nodes, gives a lost task again, and says which tasks wait and which run."""
+"""The driver of Ray starts tasks on nodes, restarts lost tasks, and reports which tasks wait and which run."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ JOB = "1a"
 
 @dataclass
 class ToldCluster:
-    """A cluster whose tasks end as a test has told."""
+    """A cluster whose tasks end as a test has set."""
 
     outcomes: dict[int, str] = field(default_factory=dict)
     started: list[int] = field(default_factory=list)  # The number of each task that was given, in order.
@@ -76,16 +76,14 @@ def test_no_more_tasks_run_at_once_than_the_job_allows(driver, cluster, tmp_path
     assert cluster.started == [0, 1, 2] and [one[0] for one in states(driver)] == [1, 2]
 
 
-def test_a_task_runs_when_it_has_named_its_node(driver, cluster, tmp_path):
+def test_a_task_has_the_state_runs_when_it_has_named_its_node(driver, cluster, tmp_path):
     submit(driver, tmp_path, tasks=1)
     assert states(driver) == [(0, "waits", "", "for room on a node")]
     on_node(tmp_path, 0, "n2")
     assert states(driver) == [(0, "runs", "n2", "")]
 
 
-def test_the_file_with_the_node_of_an_earlier_command_does_not_count_and_none_is_left(
-    driver, cluster, tmp_path
-):
+def test_a_node_file_of_an_earlier_command_is_ignored_and_no_node_file_is_left(driver, cluster, tmp_path):
     on_node(tmp_path, 0, "n1")
     submit(driver, tmp_path, tasks=1)
     assert states(driver) == [(0, "waits", "", "for room on a node")]
@@ -95,7 +93,7 @@ def test_the_file_with_the_node_of_an_earlier_command_does_not_count_and_none_is
     assert states(driver) == [] and not list(tmp_path.glob("*.node"))
 
 
-def test_a_task_of_a_lost_node_is_given_again_and_the_node_is_named(driver, cluster, tmp_path):
+def test_a_task_of_a_lost_node_starts_again_and_the_node_is_named(driver, cluster, tmp_path):
     submit(driver, tmp_path, tasks=1)
     on_node(tmp_path, 0, "n1")
     cluster.outcomes[0] = "lost"
@@ -104,7 +102,7 @@ def test_a_task_of_a_lost_node_is_given_again_and_the_node_is_named(driver, clus
     assert states(driver) == [(0, "waits", "", "for room on a node")], "its earlier node does not count"
 
 
-def test_a_task_whose_workers_end_again_and_again_has_ended(driver, cluster, tmp_path):
+def test_a_task_ends_after_the_maximum_number_of_worker_crashes(driver, cluster, tmp_path):
     submit(driver, tmp_path, tasks=1)
     for start in range(MOST_CRASHES):
         assert states(driver)
@@ -114,7 +112,7 @@ def test_a_task_whose_workers_end_again_and_again_has_ended(driver, cluster, tmp
     assert driver.bad == {}
 
 
-def test_waiting_tasks_are_cancelled_at_once_and_the_others_when_ray_has_ended_them(
+def test_cancel_ends_waiting_tasks_at_once_and_running_tasks_when_ray_has_ended_them(
     driver, cluster, tmp_path
 ):
     submit(driver, tmp_path, tasks=2, at_once=1)
@@ -129,7 +127,7 @@ def test_waiting_tasks_are_cancelled_at_once_and_the_others_when_ray_has_ended_t
     assert [one[1] for one in states(driver)] == ["cancelled", "cancelled"] and cluster.started == [0]
 
 
-def test_a_claim_that_no_living_node_can_give_is_the_reason_to_wait(driver, cluster, tmp_path):
+def test_a_waiting_task_names_the_claim_that_no_living_node_can_meet(driver, cluster, tmp_path):
     submit(driver, tmp_path, tasks=1, claims={"num_cpus": 1.0, "num_gpus": 1.0})
     assert states(driver)[0][3] == "num_gpus is 1, and the nodes that are there have at most 0"
 

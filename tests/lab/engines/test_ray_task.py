@@ -1,4 +1,4 @@
-"""The process of a task ends with the worker of Ray that has started it, in whatever way the worker ends."""
+"""The process of a task ends with the worker of Ray that has started it, however the worker ends."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def run(log, *words, environment=None, folder=""):
 
 
 def worker(log, *words):
-    """Start a task in a forked process, as in a worker, and return the process and the one of the task."""
+    """Start a task in a forked process, as in a worker, and return the ids of both processes."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -36,7 +36,7 @@ def worker(log, *words):
     return pid, int(log.read_text())
 
 
-def test_a_task_appends_to_its_log_and_names_its_node(log, tmp_path):
+def test_a_task_appends_to_its_log_and_writes_the_id_of_its_node(log, tmp_path):
     log.write_text("earlier\n")
     code = run(
         log, "sh", "-c", "echo $WORD; pwd; exit 3", environment={"WORD": "given"}, folder=str(tmp_path)
@@ -45,7 +45,7 @@ def test_a_task_appends_to_its_log_and_names_its_node(log, tmp_path):
     assert log.with_suffix(".node").read_text() == "id-1"
 
 
-def test_a_task_sees_the_gpus_that_ray_gives_and_no_other_variable_of_the_worker(log, monkeypatch):
+def test_a_task_gets_the_gpus_from_ray_and_no_other_variable_of_the_worker(log, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     monkeypatch.setenv("OF_THE_WORKER", "x")
     run(
@@ -70,7 +70,7 @@ def test_the_process_ends_when_the_worker_is_killed(log):
     assert wait_until(lambda: not alive(task))
 
 
-def test_a_cancelled_task_ends_its_process_in_order(log, tmp_path):
+def test_a_cancelled_task_ends_its_process_with_sigterm(log, tmp_path):
     ended = tmp_path / "ended"
     program = f"trap 'touch {ended}; exit 0' TERM; echo $$; while :; do sleep 0.01; done"
     pid, task = worker(log, "sh", "-c", program)
@@ -79,7 +79,7 @@ def test_a_cancelled_task_ends_its_process_in_order(log, tmp_path):
     assert ended.exists() and not alive(task)
 
 
-def test_a_process_that_does_not_end_in_order_is_killed(log, monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed(log, monkeypatch):
     monkeypatch.setattr("protofleet.lab.engines.ray_task.END_SECONDS", 0.1)
     pid, task = worker(log, "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.01; done")
     begun = time.monotonic()

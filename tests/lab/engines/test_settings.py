@@ -1,4 +1,4 @@
-"""Options of Slurm that protofleet sets itself, or that it does not know, are refused with the way out."""
+"""Options of Slurm that protofleet sets itself, or that it does not know, are refused with a fix."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode
 GIVEN = {"on": "slurm", "slurm": {"partition": "gpu", "cpus-per-task": 4}}
 
 
-def test_a_table_and_the_command_line_are_joined():
+def test_options_of_the_command_line_replace_keys_of_the_slurm_table():
     found = decode(EngineSettings, GIVEN).with_options(["partition=cpu", "time=2:00:00"])
     assert found.options == {"partition": "cpu", "cpus-per-task": "4", "time": "2:00:00"}
 
@@ -25,7 +25,7 @@ def test_a_table_and_the_command_line_are_joined():
         ("mem=1\n#SBATCH --array=0-9", "without quotes and line breaks"),
     ],
 )
-def test_a_wrong_option_is_refused(text, words):
+def test_a_wrong_option_of_slurm_is_refused(text, words):
     with pytest.raises(SettingsError, match=words):
         EngineSettings().with_options([text])
 
@@ -70,11 +70,11 @@ def test_a_wrong_table_is_refused_with_its_key():
 
 
 @pytest.mark.parametrize("time", [30, "90:30", "2:00:00", "1-12", "1-12:30:00", "UNLIMITED"])
-def test_the_forms_of_time_that_sbatch_knows_are_accepted(time):
+def test_all_time_formats_of_sbatch_are_accepted(time):
     assert decode(EngineSettings, {"slurm": {"time": time}}).slurm["time"] == time
 
 
 @pytest.mark.parametrize("time", ["abc", "2h", "1:2", "-5", "1-", "30 minutes"])
-def test_another_time_is_refused_before_any_job_is_submitted(time):
+def test_a_wrong_time_is_refused_when_the_settings_are_read(time):
     with pytest.raises(SettingsError, match=f"slurm.time is '{time}', it must be minutes, or a time such as"):
         decode(EngineSettings, {"slurm": {"time": time}})

@@ -43,7 +43,7 @@ def test_a_task_runs_the_setup_and_then_the_command_with_its_number(job, tmp_pat
     assert ran.stdout == "first\n2/3 it's\n"
 
 
-def test_the_script_asks_for_an_array_that_slurm_warns_and_starts_again(job):
+def test_the_script_requests_an_array_with_a_warning_signal_and_requeue(job):
     lines = script_of(EngineJob("s", job.folder, 3, ("true",), at_once=2, options=job.options)).splitlines()
     wanted = {
         "#SBATCH --array=0-2%2", "#SBATCH --requeue", "#SBATCH --open-mode=append",
@@ -53,7 +53,7 @@ def test_the_script_asks_for_an_array_that_slurm_warns_and_starts_again(job):
     assert lines[-1] == "exec true"  # Slurm's warning reaches the program, not a shell before it.
 
 
-def test_the_time_that_a_job_needs_replaces_the_option(job):
+def test_the_minutes_of_a_job_replace_the_option_time(job):
     options = {"time": "60", "partition": "gpu"}
     lines = script_of(replace(job, options=options, minutes=5)).splitlines()
     assert "#SBATCH --time=5" in lines and "#SBATCH --time=60" not in lines
@@ -61,7 +61,7 @@ def test_the_time_that_a_job_needs_replaces_the_option(job):
 
 
 @pytest.mark.parametrize(("restarts", "waits"), [("0", False), ("1", True)])
-def test_a_task_that_is_started_again_waits_until_slurm_has_lost_its_predecessor(told, job, restarts, waits):
+def test_a_requeued_task_waits_until_slurm_no_longer_lists_its_predecessor(told, job, restarts, waits):
     """Only with --trust-locks; otherwise the lock of the run refuses the second process."""
     script = job.folder / "job.sh"
     script.write_text(script_of(replace(job, command=("echo", "begun"), after_predecessor=True)))
@@ -78,7 +78,7 @@ def test_a_task_that_is_started_again_waits_until_slurm_has_lost_its_predecessor
     assert all(call == "squeue -h -t COMPLETING -j 59_3" for call in told.calls) and bool(told.calls) == waits
 
 
-def test_each_script_has_a_comment_of_its_own(job):
+def test_each_script_has_its_own_comment(job):
     assert script_of(job) != script_of(job)
 
 
@@ -87,7 +87,7 @@ def test_the_id_of_a_job_is_the_first_word_that_sbatch_prints(told, slurm, job):
     assert slurm.submit(job) == "44"
 
 
-def test_no_variable_of_the_environment_replaces_an_option_of_the_script(told, job):
+def test_environment_variables_do_not_replace_options_of_the_script(told, job):
     told.tell("sbatch", "44\n")
     given = {"SBATCH_NO_REQUEUE": "1", "SBATCH_PARTITION": "cpu", "SBATCH_ACCOUNT": "phys", PARENT: "1"}
     Slurm(environment={**told.environment, **given}).submit(job)
@@ -96,7 +96,7 @@ def test_no_variable_of_the_environment_replaces_an_option_of_the_script(told, j
     assert seen["SBATCH_ACCOUNT"] == "phys"
 
 
-def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, slurm):
+def test_the_states_in_squeue_become_the_states_of_the_tasks(told, slurm):
     told.tell(
         "squeue",
         "4|PENDING||Resources\n0|RUNNING|n1|None\n1|COMPLETING|n2|None\n2|COMPLETED|n2|None\n"
@@ -113,20 +113,20 @@ def test_the_states_of_squeue_say_who_waits_runs_is_held_or_was_cancelled(told, 
     ]
 
 
-def test_a_job_that_slurm_has_forgotten_has_no_tasks(told, slurm):
+def test_a_job_that_slurm_no_longer_lists_has_no_tasks(told, slurm):
     told.tell("squeue", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     assert slurm.states("44") == [] and slurm.has_forgotten("44")
     told.tell("squeue", "0|COMPLETED|n1|None\n")
     assert slurm.states("44") == [] and not slurm.has_forgotten("44")
 
 
-def test_a_controller_that_does_not_answer_is_no_end_of_a_job(told, slurm):
+def test_a_controller_that_does_not_answer_does_not_end_a_job(told, slurm):
     told.tell("squeue", error=AWAY, code=1)
     with pytest.raises(EngineAwayError, match="Unable to contact slurm controller"):
         slurm.states("44")
 
 
-def test_a_job_whose_number_was_not_written_is_found_by_its_comment(told, slurm, job):
+def test_a_job_without_a_stored_id_is_found_by_its_comment(told, slurm, job):
     assert slurm.find(job) == ""
     told.tell("sbatch", "44\n")
     slurm.submit(job)
@@ -139,12 +139,12 @@ def test_a_job_whose_number_was_not_written_is_found_by_its_comment(told, slurm,
     assert slurm.find(job) == "44"
 
 
-def test_without_sbatch_the_way_out_is_named(tmp_path, job):
+def test_the_error_without_sbatch_names_a_fix(tmp_path, job):
     with pytest.raises(SettingsError, match="there is no sbatch on PATH.*login node.*leave out --on"):
         Slurm(environment={"PATH": str(tmp_path)}).submit(job)
 
 
-def test_without_a_controller_nothing_is_submitted(told, slurm, job):
+def test_the_preflight_fails_if_no_controller_answers(told, slurm, job):
     told.tell("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
     with pytest.raises(
         SettingsError, match="no controller of Slurm answers: .*Unable to contact.*scontrol ping"
@@ -152,7 +152,7 @@ def test_without_a_controller_nothing_is_submitted(told, slurm, job):
         slurm.preflight(job)
 
 
-def test_a_file_of_slurm_that_does_not_exist_is_refused_at_once(told, slurm, job, tmp_path):
+def test_a_slurm_conf_that_does_not_exist_is_refused_without_a_call_of_slurm(told, slurm, job, tmp_path):
     environment = {**slurm.environment, "SLURM_CONF": f"{tmp_path}/none.conf"}
     with pytest.raises(SettingsError, match="SLURM_CONF is .*/none.conf, but there is no such file"):
         Slurm(environment=environment).preflight(job)
@@ -163,18 +163,18 @@ def test_a_file_of_slurm_that_does_not_exist_is_refused_at_once(told, slurm, job
     "words",
     ["Invalid partition name specified", "Invalid account or account/partition combination specified"],
 )
-def test_what_slurm_refuses_is_said_in_its_own_words(told, slurm, job, words):
+def test_the_error_for_a_job_that_slurm_refuses_has_the_message_of_slurm(told, slurm, job, words):
     told.tell("sbatch", error=f"sbatch: error: Batch job submission failed: {words}\n", code=1)
     with pytest.raises(SettingsError, match=f"Slurm refuses the job: .*{words}; correct it with --slurm"):
         slurm.submit(job)
 
 
-def test_a_reason_of_the_queue_names_the_command_that_lists_the_limits(slurm):
+def test_a_refusal_by_a_partition_names_the_command_that_lists_its_limits(slurm):
     assert "PartitionConfig (`scontrol show partition` lists" in slurm.refusal("PartitionConfig")
     assert "scontrol" not in slurm.refusal("invalid partition specified: gpu")
 
 
-def test_more_tasks_than_an_array_may_have_are_refused_before_anything_is_written(slurm, job):
+def test_more_tasks_than_an_array_may_have_are_refused_by_the_preflight(slurm, job):
     slurm.preflight(EngineJob("s", job.folder, 1000, ("true",)))
     with pytest.raises(
         SettingsError, match=r"1001 tasks are too many.*at most 1000 \(MaxArraySize\).*with --pack"
@@ -182,7 +182,7 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_anything_is_writte
         slurm.preflight(EngineJob("s", job.folder, 1001, ("true",)))
 
 
-def test_a_job_that_is_cancelled_may_be_killed_next(told, slurm):
+def test_a_cancelled_job_can_be_killed_at_once(told, slurm):
     """After a plain scancel, Slurm would refuse SIGKILL until KillWait is over."""
     slurm.cancel("44")
     assert told.calls == ["scancel --state=PENDING 44", "scancel --signal=TERM --full 44"]
@@ -190,7 +190,7 @@ def test_a_job_that_is_cancelled_may_be_killed_next(told, slurm):
     assert told.calls[2:] == ["scancel --signal=KILL --full 44", "scancel 44"]
 
 
-def test_no_task_that_is_left_to_cancel_is_no_trouble_but_an_absent_controller_is(told, slurm):
+def test_cancel_accepts_a_job_that_has_ended_but_fails_without_a_controller(told, slurm):
     told.tell(
         "scancel", error="scancel: error: Kill job error on job id 44: Invalid job id specified\n", code=1
     )

@@ -1,4 +1,4 @@
-"""An engine inside the test. Its tasks run when the queue is asked, one task for each look."""
+"""An engine inside the test. Each request for the state of the queue runs one task."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ToldEngine:
     cancelled: dict[str, list[int]] = field(default_factory=dict)
     told: list[list[TaskState]] = field(
         default_factory=list
-    )  # States to say first, instead of running tasks.
+    )  # States to return first, instead of running tasks.
     bad: Mapping[str, str] = field(default_factory=dict)
     forgetful: bool = False  # True if the engine forgets jobs whose tasks have ended.
-    away: int = 0  # Number of looks at which the engine does not answer.
+    away: int = 0  # Number of requests that the engine does not answer.
 
     def preflight(self, job: EngineJob) -> None:
         pass

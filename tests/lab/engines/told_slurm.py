@@ -1,4 +1,4 @@
-"""The commands of Slurm as small shell scripts, which say what a test has told them to say."""
+"""The commands of Slurm as small shell scripts, which print the text that a test has set."""
 
 from __future__ import annotations
 

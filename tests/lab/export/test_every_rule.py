@@ -1,4 +1,4 @@
-"""Another process, without protofleet, gets the same answers from the export of every rule."""
+"""Another process, without protofleet, gets the same scores from the export of every rule."""
 
 from dataclasses import replace
 
@@ -39,14 +39,14 @@ def answers(folder):
     return answers_of(cases(), folder, 200)
 
 
-def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
+def test_exported_models_give_the_same_labels_and_nearly_the_same_scores(answers):
     assert len(answers) == 60 + len(GRAPHS)
     worst = {file: difference(found["seven"], wanted) for file, (wanted, found) in answers.items()}
     assert {file: value for file, value in worst.items() if value > MOST_DIFFERENCE} == {}
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
 
 
-def test_one_sample_alone_is_taken_for_the_same(answers):
+def test_a_single_sample_gets_the_same_scores_as_in_a_batch(answers):
     for wanted, found in answers.values():
         assert found["one"].argmax() == wanted[0].argmax()
         assert difference(found["one"], wanted[:1]) <= MOST_DIFFERENCE
@@ -59,7 +59,7 @@ def onnx_scores(content, samples):
 @pytest.mark.parametrize(
     "method, way", [("fedproto", "predict"), ("fedplcc", "prototype"), ("fedsr", "predict")]
 )
-def test_a_template_is_filled_with_another_model_without_onnx(method, way):
+def test_a_template_is_filled_with_the_tensors_of_another_model(method, way):
     model, card = model_of(method, way)
     template, with_offsets = template_of(model, card)
     samples = card.input.drawn(5, seed=8)

@@ -1,4 +1,4 @@
-"""`protofleet export` on real runs: its files, other programs that read them, and one line for each mistake."""
+"""`protofleet export` on real runs: its files, programs that read them, and one error line for each mistake."""
 
 import errno
 import json
@@ -75,7 +75,7 @@ def card_in(folder):
     return read_card((folder / "card.json").read_bytes())
 
 
-def test_the_best_is_the_one_that_the_summary_names_and_the_last_the_final_one(runs, tmp_path):
+def test_best_is_the_model_that_the_summary_names_and_last_is_the_final_model(runs, tmp_path):
     found = summary(runs, "all")["accuracy"]
     exported(runs / "all", "--best", "--format", "safetensors", "--out", tmp_path / "best")
     best = card_in(tmp_path / "best")
@@ -88,7 +88,7 @@ def test_the_best_is_the_one_that_the_summary_names_and_the_last_the_final_one(r
     assert last.classes == tuple("0123456789") and last.name == "all"
 
 
-def test_card_and_tensors_in_the_folder_are_the_model_again(runs, tmp_path):
+def test_the_model_is_rebuilt_from_the_card_and_the_tensors_of_an_export(runs, tmp_path):
     exported(runs / "all", "--way", "anchor", "--format", "safetensors", "--out", tmp_path / "m")
     again = rebuild(card_in(tmp_path / "m"), read_weights(tmp_path / "m" / "model.safetensors"))
     model = find_model(runs / "all", Wanted(way="anchor"))
@@ -97,8 +97,8 @@ def test_card_and_tensors_in_the_folder_are_the_model_again(runs, tmp_path):
         assert torch.equal(again(samples), model.served(samples))
 
 
-def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs, tmp_path, capsys):
-    """This is so on the host of a coordinator, where no device keeps its models."""
+def test_the_export_reports_the_assumed_scaling_if_no_device_states_it(runs, tmp_path, capsys):
+    """This happens on the host of a coordinator, where no device keeps its models."""
     shutil.copytree(runs / "all" / "coordinator", tmp_path / "alone")
     exported(tmp_path / "alone", "--format", "safetensors", "--out", tmp_path / "m")
     assert "nobody here knows how devices scale their samples; assumed: 0 to 255" in capsys.readouterr().out
@@ -106,8 +106,8 @@ def test_where_no_device_says_how_it_scales_samples_what_is_assumed_is_said(runs
     assert "assumed" not in capsys.readouterr().out
 
 
-def test_the_accuracies_of_another_way_are_its_own(runs, tmp_path):
-    """Earlier, the card had the accuracies of the method's own way to predict, whichever way was exported."""
+def test_the_card_has_the_accuracies_of_the_exported_prediction_mode(runs, tmp_path):
+    """Earlier, the card always had the accuracies of the method's default prediction mode."""
     for chosen in ("--best", "--last"):
         exported(
             runs / "all", chosen, "--way", "anchor", "--format", "safetensors", "--out", tmp_path / chosen
@@ -125,9 +125,7 @@ def test_the_accuracies_of_another_way_are_its_own(runs, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["all", "own"])
-def test_a_device_s_own_model_is_kept_by_every_method_and_checked_in_another_process(
-    runs, tmp_path, name, capsys
-):
+def test_the_model_of_one_device_is_exported_and_checked_in_another_process(runs, tmp_path, name, capsys):
     arguments = [runs / name, "--device", "optdigits-2", "--check", "--json", "--out", tmp_path / "m"]
     exported(*arguments, "--format", "safetensors", "pt2", "torchscript", "--best")
     found = json.loads(capsys.readouterr().out)
@@ -138,7 +136,7 @@ def test_a_device_s_own_model_is_kept_by_every_method_and_checked_in_another_pro
     assert set(card.files) == {path.name for path in (tmp_path / "m").iterdir()} - {"card.json"}
 
 
-def test_anybody_runs_the_short_program_without_protofleet(runs, tmp_path, capsys):
+def test_the_exported_program_predicts_without_protofleet(runs, tmp_path, capsys):
     exported(runs / "all", "--check", "--out", tmp_path / "m")
     assert "model.onnx: 7 samples, the same classes" in capsys.readouterr().out
     program = (tmp_path / "m" / "predict.py").read_text()
@@ -157,7 +155,7 @@ def test_anybody_runs_the_short_program_without_protofleet(runs, tmp_path, capsy
     assert ran.stdout.strip() == model.card.classes[int(scores.argmax())]
 
 
-def test_the_page_s_example_works_line_by_line(runs, tmp_path, monkeypatch):
+def test_each_line_of_the_example_of_the_page_your_model_works(runs, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "your-model.md").read_text()
     install_it, _, export_it, use_it = re.search(r"```sh long\n(.*?)```", page, re.DOTALL)[1].splitlines()
     assert install_it == f"pip install {' '.join(EXTRAS['export'])}"
@@ -174,14 +172,14 @@ def test_the_page_s_example_works_line_by_line(runs, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", python], check=True, timeout=100)
 
 
-def test_summary_and_report_say_what_predicts(runs):
+def test_the_summary_and_the_report_name_the_prediction_rule(runs):
     assert summary(runs, "all")["rules"] == {"predict": "classifier, sphere", "anchor": "nearest, cosine"}
     assert summary(runs, "own")["rules"]["predict"] == "nearest, squared"
     page = (runs / "all" / "report.html").read_text()
     assert "predicts by classifier, sphere (measured beside it: anchor by nearest, cosine)" in page
 
 
-def test_folders_of_a_coordinator_and_of_a_device_are_enough(runs, tmp_path, capsys):
+def test_the_folder_of_a_coordinator_or_of_a_device_is_enough_for_an_export(runs, tmp_path, capsys):
     """In a deployed fleet each of the two folders is on its own machine."""
     shutil.copytree(runs / "all" / "coordinator", tmp_path / "state")
     exported(tmp_path / "state", "--best", "--format", "safetensors", "--out", tmp_path / "a")
@@ -194,7 +192,7 @@ def test_folders_of_a_coordinator_and_of_a_device_are_enough(runs, tmp_path, cap
     assert "in its own folder, on its own machine" in said(capsys, tmp_path / "state", "--device", "d")
 
 
-def test_mistakes_are_one_line_with_the_way_out(runs, tmp_path, capsys):
+def test_mistakes_are_refused_in_one_line_with_a_fix(runs, tmp_path, capsys):
     all_, own = runs / "all", runs / "own"
     assert "took no part in" in said(capsys, all_, "--device", "optdigits-9")
     assert "did you mean optdigits-1? there are optdigits-1" in said(capsys, all_, "--device", "optdigits-11")
@@ -210,7 +208,7 @@ def test_mistakes_are_one_line_with_the_way_out(runs, tmp_path, capsys):
     assert "add onnx to --format" in said(capsys, all_, "--template", "--format", "pt2", code=2)
 
 
-def test_a_run_of_which_no_round_is_over_holds_no_model(tmp_path, capsys):
+def test_a_run_without_a_finished_round_has_no_model(tmp_path, capsys):
     spool = Spool(tmp_path / "x" / "coordinator", durable=False)
     spool.start_run("x", plan_of("fedavg").encode().decode(), 1)
     spool.close()
@@ -220,7 +218,7 @@ def test_a_run_of_which_no_round_is_over_holds_no_model(tmp_path, capsys):
     )
 
 
-def test_a_run_of_an_earlier_version_says_so(runs, tmp_path, capsys):
+def test_the_error_for_the_run_of_an_earlier_version_names_the_reason(runs, tmp_path, capsys):
     old = tmp_path / "old"
     shutil.copytree(runs / "all", old)
     shutil.rmtree(old / "coordinator" / "best")
@@ -236,7 +234,7 @@ def test_a_run_of_an_earlier_version_says_so(runs, tmp_path, capsys):
     assert "no device has validation samples" in said(capsys, old, "--best")
 
 
-def test_a_damaged_state_is_said_and_left_where_it_is(runs, tmp_path, capsys):
+def test_a_damaged_snapshot_is_refused_with_the_reason(runs, tmp_path, capsys):
     bad = tmp_path / "bad"
     shutil.copytree(runs / "all", bad)
     for path in (bad / "coordinator" / "snapshots").glob("*.body"):
@@ -245,7 +243,7 @@ def test_a_damaged_state_is_said_and_left_where_it_is(runs, tmp_path, capsys):
     assert "its bytes do not match the hash in its name" in said(capsys, bad)
 
 
-def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):
+def test_a_folder_that_is_not_an_export_is_not_overwritten(runs, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     out = ["--format", "safetensors", "--out"]
@@ -256,7 +254,7 @@ def test_no_folder_of_somebody_else_is_taken(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("broken", ["the check", "a full disk"])
-def test_an_export_that_fails_leaves_no_folder_behind(runs, tmp_path, capsys, monkeypatch, broken):
+def test_an_export_that_fails_leaves_no_folder(runs, tmp_path, capsys, monkeypatch, broken):
     def fails(*_):
         raise (
             OSError(errno.ENOSPC, "No space left on device", "x")
@@ -270,20 +268,20 @@ def test_an_export_that_fails_leaves_no_folder_behind(runs, tmp_path, capsys, mo
     assert not list(tmp_path.iterdir())
     (tmp_path / "a").mkdir()
     said(capsys, *command, tmp_path / "a" / "b" / "m")
-    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "what was there before stays"
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "earlier files stay"
 
 
-def test_a_later_export_takes_the_place_of_an_earlier_one_as_a_whole(runs, tmp_path):
+def test_a_later_export_replaces_an_earlier_one_completely(runs, tmp_path):
     place = tmp_path / "m"
     exported(runs / "all", "--format", "pt2", "--out", place)
     (tmp_path / ".m.abc.new").mkdir()  # left by an export that was killed
-    place.rename(tmp_path / ".m.abc.old")  # left by one that died between its two renames
+    place.rename(tmp_path / ".m.abc.old")  # left by an export that died between its two renames
     exported(runs / "all", "--format", "safetensors", "--best", "--out", place)
     assert sorted(path.name for path in place.iterdir()) == ["card.json", "model.safetensors", "predict.py"]
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_full_disk_leaves_nothing_half_written(runs, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_export_unchanged(runs, tmp_path, capsys, monkeypatch):
     place, write = tmp_path / "m", Path.write_bytes
     exported(runs / "all", "--format", "safetensors", "--out", place)
     capsys.readouterr()
@@ -303,9 +301,7 @@ def test_a_full_disk_leaves_nothing_half_written(runs, tmp_path, capsys, monkeyp
     ]
 
 
-def test_without_its_packages_onnx_is_refused_in_a_line_and_is_no_default(
-    runs, tmp_path, capsys, monkeypatch
-):
+def test_onnx_without_its_packages_is_refused_and_is_not_the_default(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(formats, "has_onnx", lambda: False)
     monkeypatch.setattr(export, "has_onnx", lambda: False)
     monkeypatch.setattr(extras, "missing", lambda extra: ["onnx", "onnxscript"])
@@ -331,10 +327,10 @@ def test_hints_name_the_packages_of_every_extra():
         for path in (ROOT / package).rglob("*.py")
         if "pip install 'protofleet[" in path.read_text()
     ]
-    assert [path.name for path in hints] == ["extras.py"], "whose own comment says why not"
+    assert [path.name for path in hints] == ["extras.py"], "a comment in this file gives the reason"
 
 
-def test_where_there_is_no_run_nothing_is_said_of_packages(tmp_path, capsys, monkeypatch):
+def test_an_export_of_a_missing_run_does_not_name_packages(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(export, "has_onnx", lambda: False)
     for words in ([], ["--format", "onnx", "--check"]):
         assert main(["export", str(tmp_path / "nope"), *words]) == 1
@@ -342,7 +338,7 @@ def test_where_there_is_no_run_nothing_is_said_of_packages(tmp_path, capsys, mon
         assert out == "" and "nope" in err and "onnx" not in err
 
 
-def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, capsys, monkeypatch):
+def test_the_extra_export_has_all_packages_that_an_export_needs(runs, capsys, monkeypatch):
     """These are the packages that the messages and programs name for writing ONNX, checking it, and predict.py."""
     extra = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]["export"]
     inside = {re.match(r"[\w-]+", line)[0] for line in extra}
@@ -356,7 +352,7 @@ def test_all_that_the_page_s_commands_need_is_in_the_extra_that_it_names(runs, c
     assert not (runs / "all" / "models").exists()
 
 
-def test_an_exported_model_is_what_another_run_begins_with(runs, tmp_path, monkeypatch, capsys):
+def test_another_run_can_begin_with_an_exported_model(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PROTOFLEET_DATA", str(tmp_path / "data"))
     exported(runs / "own", "--device", "optdigits-1", "--format", "safetensors", "--out", tmp_path / "model")
     capsys.readouterr()

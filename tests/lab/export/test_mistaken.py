@@ -1,4 +1,4 @@
-"""`export`, `predict` and `model` answer a mistaken folder, file or word with one line that fits the mistake."""
+"""`export`, `predict` and `model` refuse a wrong folder, file or word with one line that fits the mistake."""
 
 import json
 
@@ -68,11 +68,11 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("words, problem", MISTAKES, ids=[words for words, _ in MISTAKES])
-def test_each_mistake_is_one_line_about_itself(place, capsys, monkeypatch, words, problem):
+def test_each_mistake_is_refused_with_one_line_that_fits_it(place, capsys, monkeypatch, words, problem):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     assert main(words.split()) in (1, 2)
     out, err = capsys.readouterr()
     assert err.startswith("protofleet: ") and err.count("\n") == 1 and not out
     assert problem.format(place=place) in err, err
-    assert sorted(place.rglob("*")) == before, "a refused command leaves nothing behind"
+    assert sorted(place.rglob("*")) == before, "a refused command writes no files"

@@ -1,4 +1,4 @@
-"""Another process, without protofleet, gets the same answers from each bundled network in every form.
+"""Another process, without protofleet, gets the same scores from each bundled network in every format.
 
 `make exports` includes the deepest networks, which take minutes, and networks with the layers of others.
 """
@@ -70,7 +70,7 @@ def answers(folder):
     return answers_of(cases(folder), folder, 600)
 
 
-def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(answers):
+def test_exported_networks_give_the_same_labels_and_nearly_the_same_scores(answers):
     assert len(answers) == len(NETWORKS) * len(RUN) and RECIPES.keys() > DEEP | ALIKE
     worst = {file: difference(found["seven"], wanted) for file, (wanted, found) in answers.items()}
     most = max(worst.values())
@@ -81,6 +81,6 @@ def test_labels_are_equal_and_scores_within_a_hundred_thousandth_of_the_largest(
     assert all(same_labels(found["seven"], wanted) for wanted, found in answers.values())
 
 
-def test_one_sample_alone_is_taken_for_the_same(answers):
+def test_a_single_sample_gets_the_same_scores_as_in_a_batch(answers):
     for file, (wanted, found) in answers.items():
         assert difference(found["one"], wanted[:1]) <= MOST_DIFFERENCE, file

@@ -1,4 +1,4 @@
-"""predict.py of an export is short to read, and answers each mistake of its user with one line and exit code 2."""
+"""predict.py of an export is short to read, and reports each mistake of its user with one line and exit code 2."""
 
 import os
 import re
@@ -67,12 +67,12 @@ def said(capsys, monkeypatch, program, *arguments):
     return code, out, err
 
 
-def test_it_prints_a_class_s_name(exported, capsys, monkeypatch):
+def test_the_program_prints_the_name_of_a_class(exported, capsys, monkeypatch):
     code, out, err = said(capsys, monkeypatch, exported / "pictures", exported / "wide.png")
     assert (code, err) == (0, "") and re.fullmatch(r"[0-2]\n", out)
 
 
-def test_grey_of_16_bits_is_the_same_picture_to_it_as_that_of_8(exported, monkeypatch):
+def test_the_program_reads_the_same_picture_from_16_bits_as_from_8_bits(exported, monkeypatch):
     shades = np.random.default_rng(0).integers(0, 256, (9, 20), np.uint8)
     Image.fromarray(shades).save(exported / "8.png")
     Image.fromarray(shades.astype(np.uint16) * 257).save(exported / "16.png")
@@ -115,20 +115,20 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("program, files, words", MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(exported, capsys, monkeypatch, program, files, words):
+def test_a_mistake_gives_one_line_and_exit_code_2(exported, capsys, monkeypatch, program, files, words):
     code, out, err = said(capsys, monkeypatch, exported / program, *(exported / file for file in files))
     assert (code, out) == (2, "") and re.fullmatch(f"predict.py: {words}\n", err), err
 
 
 @pytest.mark.parametrize("package", ["torch", "numpy", "PIL"])
-def test_a_missing_package_is_named_with_what_installs_it(exported, capsys, monkeypatch, package):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(exported, capsys, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     code, _, err = said(capsys, monkeypatch, exported / "pictures", exported / "wide.png")
     assert code == 2 and err.startswith("predict.py: ") and err.count("\n") == 1
     assert package in err and err.endswith("pip install numpy pillow torch\n")
 
 
-def test_what_people_begin_with_is_a_function_of_a_few_lines(exported):
+def test_the_program_and_its_function_predict_are_short(exported):
     for program in ("pictures", "series"):
         text = (exported / program / "predict.py").read_text()
         (core,) = re.findall(r"^def predict\(path\):\n((?:    .*\n|\n)+?)\n\n", text, re.MULTILINE)

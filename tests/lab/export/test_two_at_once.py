@@ -1,4 +1,4 @@
-"""Two exports that write to one place at once do not delete each other's folder, and the last one is whole."""
+"""Two exports that write to one folder at once do not delete each other's files, and the last one is complete."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_of_two_at_once_the_one_that_ends_last_has_the_place(tmp_path):
+def test_the_folder_contains_the_export_that_has_ended_last(tmp_path):
     place, left = tmp_path / "m", tmp_path / ".m.killed.new"
     left.mkdir()
     with new_folder(place) as first:
@@ -27,7 +27,7 @@ def test_of_two_at_once_the_one_that_ends_last_has_the_place(tmp_path):
     assert names_in(place) == ["card.json", "model.onnx"] and names_in(tmp_path) == ["m"]
 
 
-def test_one_that_fails_beside_another_leaves_the_other_s(tmp_path):
+def test_an_export_that_fails_does_not_delete_the_folder_of_another_export(tmp_path):
     place = tmp_path / "a" / "m"
     with new_folder(place) as first:
         with pytest.raises(RunError), new_folder(place) as second:

@@ -17,7 +17,7 @@ def joined(*parts):
     return TensorSamples(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]))
 
 
-def test_a_member_that_is_among_the_candidates_is_left_out_by_its_content():
+def test_a_candidate_with_the_content_of_a_member_is_left_out():
     members, fresh = samples(0, 40), samples(1, 400)
     found = never_sent(members, joined(members, fresh))
     seen = set(content_hashes(members.x))
@@ -25,7 +25,7 @@ def test_a_member_that_is_among_the_candidates_is_left_out_by_its_content():
     assert not seen & set(content_hashes(found.auxiliary.x))
 
 
-def test_the_same_content_is_taken_only_once_and_never_on_both_sides():
+def test_each_content_is_used_only_once_and_never_in_both_sets():
     fresh = samples(1, 400)
     found = never_sent(samples(0, 40), joined(fresh, fresh))
     others, auxiliary = (content_hashes(part.x) for part in (found.others, found.auxiliary))
@@ -33,7 +33,7 @@ def test_the_same_content_is_taken_only_once_and_never_on_both_sides():
     assert not set(others) & set(auxiliary)
 
 
-def test_non_members_have_the_class_mix_of_the_members():
+def test_non_members_have_the_same_class_shares_as_the_members():
     members = joined(samples(0, 40, classes=2), samples(2, 20, classes=1))  # 40 of class 0 and 20 of class 1
     found = never_sent(members, samples(1, 4_000))
     shares = [np.bincount(one.y, minlength=4) / len(one.y) for one in (members, found.others)]
@@ -41,14 +41,14 @@ def test_non_members_have_the_class_mix_of_the_members():
     assert len(found.others.y) >= LEAST_OTHERS
 
 
-def test_a_class_with_few_candidates_limits_the_whole_mix():
+def test_a_class_with_few_candidates_limits_the_samples_of_all_classes():
     labels = np.array([0] * 100 + [1] * 3)
     chosen = same_mix(labels, [10, 10], 100, np.random.default_rng(0))
     assert np.bincount(labels[chosen]).tolist() == [3, 3]
 
 
-def test_a_candidate_whose_twin_is_used_is_left_out():
-    """An image of mnistm shows a digit of mnist; if the digit was used, the image is no fair non-member."""
+def test_a_candidate_is_left_out_if_an_image_of_the_same_digit_is_used():
+    """An image of mnistm shows a digit of mnist; if the digit was used, the image is not a valid non-member."""
     found = unused([b"a", b"b", b"c"], {b"x"}, {b"b": [b"x"], b"c": [b"y"]})
     assert found.tolist() == [0, 2]
 
@@ -63,7 +63,7 @@ def test_no_digit_of_mnist_is_a_member_in_one_domain_and_a_non_member_in_the_oth
     assert not used & set(content_hashes(truths["mnist"].held_out.x))
 
 
-def test_a_domain_that_holds_copies_of_an_image_gives_each_content_once():
+def test_each_content_of_a_domain_with_copies_is_used_once():
     experiment = small("fedavg", devices=("mfeat",), samples=200)
     truth = DomainSamples(experiment.shards, experiment.own_plugins.allowed()).truths()["mfeat"]
     hashes = content_hashes(truth.held_out.x)

@@ -1,4 +1,4 @@
-"""A run of real processes keeps the answers that a repetition of its experiment gives, to the bit."""
+"""A run of real processes keeps the same answers, bit for bit, as a repetition of its experiment."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def bytes_of(observed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "phases"), [("fedpall", 2), ("fedhp", 1)])
-def test_kept_answers_are_those_of_the_repeated_experiment(tmp_path, method, phases):
+def test_kept_answers_are_equal_to_those_of_the_repeated_experiment(tmp_path, method, phases):
     (tmp_path / "small.toml").write_text(EXPERIMENT.format(method=method))
     done = protofleet("run", "small.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

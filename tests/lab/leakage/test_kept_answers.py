@@ -18,7 +18,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("about", DAMAGED)
-def test_a_damaged_description_is_one_line_with_the_way_out(tmp_path, about):
+def test_a_damaged_description_is_refused_in_one_line_with_a_fix(tmp_path, about):
     (tmp_path / "1.train").mkdir()
     (tmp_path / "plan.json").write_bytes(PLAN.encode())
     (tmp_path / "1.train" / "answers.json").write_text(about)

@@ -36,15 +36,15 @@ def test_images_of_several_devices_are_pooled_over_clusters_of_device_and_class(
     same = clustered(
         np.concatenate([one.values for one in parts]), np.concatenate([one.classes for one in parts])
     )
-    assert found.figure != same, "clusters of classes alone would not be noticed"
+    assert found.figure != same, "the test would not notice clusters of only classes"
 
 
-def test_a_row_whose_pairs_that_do_not_belong_together_are_above_the_baseline_is_struck_out():
+def test_a_row_is_not_sound_if_its_control_is_above_the_baseline():
     assert row_of([scores(0)], "a").sound
     assert not row_of([scores(0, control=3.0)], "a").sound
 
 
-def test_an_attack_that_finds_no_more_than_the_baseline_says_that_this_shows_no_safety():
+def test_the_note_of_a_failed_attack_warns_that_this_does_not_show_safety():
     assert FAILS in row_of([scores(0, lift=-2.0)]).note and FAILS not in row_of([scores(0)]).note
 
 

@@ -26,7 +26,7 @@ def experiment(**more):
 
 
 @pytest.mark.parametrize("key", OTHER)
-def test_a_run_that_the_repetition_would_not_follow_is_refused_with_the_setting(key):
+def test_a_run_that_cannot_be_repeated_is_refused_with_the_setting(key):
     settings, word = OTHER[key]
     assert word in unrepeatable(experiment(**settings))
     with pytest.raises(SettingsError, match="cannot be repeated in one process"):
@@ -39,7 +39,7 @@ def test_a_run_whose_robust_rules_are_all_the_mean_can_be_repeated():
 
 
 @pytest.mark.slow
-def test_a_repetition_keeps_the_first_and_the_last_round_and_has_accuracies_of_every_round():
+def test_a_repetition_keeps_the_first_and_last_round_and_the_accuracies_of_all_rounds():
     """The last phase of FedPall measures nothing, and must not delete the accuracies of the first one."""
     found = repeated(small("fedpall", rounds=3, **TRAINED))
     assert {(one.number, one.phase) for one in found.observed.exchanges} == {

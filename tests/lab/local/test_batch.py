@@ -1,4 +1,4 @@
-"""One command runs each file with each seed: no run starts twice, and none is lost because another one fails."""
+"""One command runs each file with each seed: no run starts twice, and a failed run does not stop the others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Replace runs by ones that end at once, and return the names of those started; test_run has real runs."""
+    """Replace each run by a run that ends at once, and return the names of the started runs."""
     names = []
 
     def run(experiment, runs, launcher, track=()):
@@ -34,14 +34,16 @@ def started(monkeypatch):
     return names
 
 
-def test_every_file_is_run_with_every_seed_and_one_failure_stops_no_other(tmp_path, files, started, capsys):
+def test_each_file_runs_with_each_seed_and_a_failed_run_does_not_stop_the_others(
+    tmp_path, files, started, capsys
+):
     assert batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files, [1, 2], [])) == 1
     assert started == ["one-s1", "one-s2", "two-s1", "two-s2"]
     said = capsys.readouterr().out
     assert "failed: one-s2: the broker is gone" in said and "3 of 4 runs are finished" in said
 
 
-def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path, files, started):
+def test_a_finished_run_is_run_again_only_if_its_settings_have_changed(tmp_path, files, started):
     for _ in range(2):
         batch.Batch(tmp_path / "runs").run_all(batch.plan_runs(files[1:], [1], []))
     assert started == ["two-s1"]
@@ -51,7 +53,7 @@ def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path,
     assert (tmp_path / "runs" / "two-s1.2").exists()
 
 
-def test_the_seed_is_the_run_s(files):
+def test_each_run_gets_its_seed_and_a_name_with_the_seed(files):
     assert [(e.name, e.seed) for e in batch.plan_runs(files[:1], [3, 5], [])] == [
         ("one-s3", 3),
         ("one-s5", 5),
@@ -66,12 +68,14 @@ def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, file
     assert started == []
 
 
-def test_two_runs_of_one_name_are_refused(files):
+def test_two_runs_with_the_same_name_are_refused(files):
     with pytest.raises(SettingsError, match="two of the runs have the name one"):
         batch.plan_runs([files[0], files[0]], [], [])
 
 
-def test_an_interrupt_ends_the_batch_and_says_how_to_go_on(tmp_path, files, started, monkeypatch):
+def test_an_interrupt_ends_the_batch_and_the_error_names_the_command_to_continue(
+    tmp_path, files, started, monkeypatch
+):
     whole = batch.run_experiment
 
     def interrupted(experiment, runs, launcher, track):

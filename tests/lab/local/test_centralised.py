@@ -47,7 +47,7 @@ def test_one_model_learns_from_the_union_of_all_training_samples(place):
     assert found[0].pooled["global"] < found[-1].pooled["global"] > 0.9
 
 
-def test_it_leaves_a_run_that_is_compared_with_others_and_says_that_it_is_none(place, capsys):
+def test_a_centralised_run_can_be_compared_and_is_marked_as_not_federated(place, capsys):
     sets = [word for change in TWO for word in ("--set", change)]
     assert main(["centralised", "small.toml", *sets, "--seeds", "1", "2"]) == 0
     said = capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_it_leaves_a_run_that_is_compared_with_others_and_says_that_it_is_none(p
     assert "centralised, not federated" in row and "global      2 " in row
 
 
-def test_the_same_seed_is_the_same_result_and_an_earlier_one_is_put_aside(place):
+def test_the_same_seed_gives_the_same_result_and_the_earlier_run_is_renamed(place):
     sets = [word for change in TWO for word in ("--set", change)]
     for _ in range(2):
         assert main(["centralised", "small.toml", "--fresh", *sets]) == 0
@@ -72,29 +72,29 @@ def test_the_same_seed_is_the_same_result_and_an_earlier_one_is_put_aside(place)
     assert one == other
 
 
-def test_of_a_methods_settings_those_of_local_training_are_taken(place):
+def test_only_the_settings_of_local_training_are_used(place):
     sets = ["method.name='fedprox'", "method.mu=0.5", "method.lr=0.03", "method.epochs=7"]
     hyper = local_settings(read_experiment(place / "small.toml", sets))
     assert (hyper.lr, hyper.epochs) == (0.03, 7) and not hasattr(hyper, "mu")
 
 
-def test_a_method_that_trains_nothing_has_no_centralised_run(place):
+def test_a_method_that_trains_nothing_is_refused(place):
     with pytest.raises(SettingsError, match="fedncm trains nothing: it has no setting epochs, so it has no"):
         local_settings(read_experiment(place / "small.toml", ["method.name='fedncm'"]))
 
 
-def test_runs_are_named_after_their_federation(place):
+def test_the_name_of_a_centralised_run_contains_the_name_of_the_experiment(place):
     experiment = read_experiment(place / "small.toml", [])
     assert named(experiment).name == "small-centralised"
     assert (named(experiment, 3).name, named(experiment, 3).seed) == ("small-centralised-s3", 3)
 
 
-def test_wrong_settings_are_one_line(place, capsys):
+def test_a_wrong_setting_is_refused_with_its_name(place, capsys):
     assert main(["centralised", "small.toml", "--set", "method.lr=-1"]) == 2
     assert "method.lr is -1" in capsys.readouterr().err
 
 
-def test_what_has_finished_with_the_same_settings_is_not_run_again(place, capsys):
+def test_a_finished_run_with_the_same_settings_is_not_run_again(place, capsys):
     sets = [word for change in TWO for word in ("--set", change)]
     assert main(["centralised", "small.toml", *sets]) == 0
     assert main(["centralised", "small.toml", *sets]) == 0
@@ -103,13 +103,13 @@ def test_what_has_finished_with_the_same_settings_is_not_run_again(place, capsys
     assert (place / "runs" / "small-centralised.1").exists()
 
 
-def test_a_loss_that_is_no_number_ends_it_as_diverged(place, capsys):
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(place, capsys):
     sets = [word for change in [*TWO, "method.lr=1000", "rounds=9"] for word in ("--set", change)]
     assert main(["centralised", "small.toml", *sets]) == 4
     assert "the run has diverged: the loss is not finite" in capsys.readouterr().err
 
 
-def test_where_no_folder_can_be_made_it_is_one_line(place, capsys):
+def test_a_folder_that_cannot_be_made_is_refused_with_a_fix(place, capsys):
     (place / "file").write_text("")
     assert main(["centralised", "small.toml", "--runs", "file/runs"]) == 2
     said = capsys.readouterr().err
@@ -118,7 +118,7 @@ def test_where_no_folder_can_be_made_it_is_one_line(place, capsys):
     )
 
 
-def test_data_that_are_nowhere_are_all_named_before_anything_starts(place, capsys, monkeypatch):
+def test_missing_data_folders_are_all_named_before_the_run_starts(place, capsys, monkeypatch):
     monkeypatch.setenv("PROTOFLEET_DATA", str(place / "nowhere"))
     (place / "two.toml").write_text(
         'name = "two"\nrounds = 1\nmethod = { name = "fedavg" }\n'

@@ -71,7 +71,7 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_devices_with_the_same_names_are_listed_with_them(tmp_path, capsys):
+def test_devices_with_the_same_class_names_are_listed_with_these_names(tmp_path, capsys):
     files = [device(tmp_path, "a", PETS), device(tmp_path, "b", PETS)]
     assert main(["data", *files, coordinator(tmp_path, more='class_names = ["cat", "dog", "owl"]')]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -79,7 +79,7 @@ def test_devices_with_the_same_names_are_listed_with_them(tmp_path, capsys):
     assert all(line.endswith("classes: cat, dog, owl") for line in lines)
 
 
-def test_the_first_difference_between_two_devices_is_said_with_both_lists(tmp_path, capsys):
+def test_the_first_difference_between_two_devices_is_reported_with_both_lists(tmp_path, capsys):
     line = refused(capsys, "data", device(tmp_path, "a", PETS), device(tmp_path, "b", OTHER))
     assert line.startswith(
         "protofleet: class names differ: class 1 is 'dog' in a and 'cow' in b; "
@@ -94,11 +94,11 @@ def test_the_first_difference_between_two_devices_is_said_with_both_lists(tmp_pa
         (4, "", "classes is 4, but a has 3 classes: cat, dog, owl"),
     ],
 )
-def test_a_coordinators_file_is_compared_with_its_devices(tmp_path, capsys, n, more, words):
+def test_the_file_of_a_coordinator_is_compared_with_its_devices(tmp_path, capsys, n, more, words):
     assert words in refused(capsys, "data", coordinator(tmp_path, n, more), device(tmp_path, "a", PETS))
 
 
-def test_a_fleets_file_is_compared_as_far_as_it_says_what_its_devices_have(tmp_path, capsys):
+def test_a_fleet_file_is_checked_if_it_states_the_classes_of_its_devices(tmp_path, capsys):
     assert main(["data", fleet(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{name:16} {f'at 10.0.0.{i}':12} classes: cat, dog, owl"
@@ -108,7 +108,7 @@ def test_a_fleets_file_is_compared_as_far_as_it_says_what_its_devices_have(tmp_p
     assert "class 1 is 'dog' in board-1 and 'owl' in board-2" in refused(capsys, "data", odd)
 
 
-def test_a_run_of_domains_that_differ_starts_nothing(tmp_path, capsys):
+def test_a_run_is_not_started_if_its_domains_have_different_classes(tmp_path, capsys):
     path = experiment(tmp_path, OTHER)
     words = "class 1 is 'dog' in street and 'cow' in field"
     assert words in refused(capsys, "data", path)
@@ -117,7 +117,7 @@ def test_a_run_of_domains_that_differ_starts_nothing(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_whose_classes_are_others_than_its_data_have_starts_nothing(tmp_path, capsys):
+def test_a_run_is_not_started_if_its_data_have_another_number_of_classes(tmp_path, capsys):
     line = refused(
         capsys, "run", experiment(tmp_path), "--set", "classes=5", "--runs", str(tmp_path / "runs")
     )
@@ -126,7 +126,7 @@ def test_a_run_whose_classes_are_others_than_its_data_have_starts_nothing(tmp_pa
     )
 
 
-def test_folders_that_were_taken_for_classes_and_are_domains_are_said_to_be_devices(tmp_path, capsys):
+def test_the_error_for_domain_folders_used_as_classes_names_a_fix(tmp_path, capsys):
     path = experiment(tmp_path)
     line = refused(capsys, "run", path, "--set", "devices={count=2}", "--runs", str(tmp_path / "runs"))
     assert "but device-1 has 2 classes: field, street; each of these is a folder of 3 classes: " in line
@@ -136,13 +136,13 @@ def test_folders_that_were_taken_for_classes_and_are_domains_are_said_to_be_devi
     assert main(["data", path, "--set", way_out]) == 0
 
 
-def test_a_run_tells_its_coordinator_what_the_classes_are_called(tmp_path):
+def test_the_coordinator_of_a_run_gets_the_names_of_the_classes(tmp_path):
     assert main(["run", experiment(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
     written = read_toml(tmp_path / "runs" / "pets" / "coordinator.toml")
     assert decode(CoordinatorSettings, written).class_names == PETS
 
 
-def test_data_that_cannot_be_read_here_have_a_line_of_their_own(tmp_path, capsys):
+def test_the_error_names_a_data_folder_that_does_not_exist(tmp_path, capsys):
     path = tmp_path / "gone.toml"
     path.write_text(f'name = "gone"\n[data]\nsource = "folder"\nroot = "{tmp_path / "nowhere"}"\n')
     assert main(["data", str(path)]) == 1

@@ -41,21 +41,21 @@ def test_each_folder_in_data_is_a_device_and_its_folders_are_the_classes(beside)
     assert found.classes == 2
 
 
-def test_data_looks_at_them_with_no_more_said(beside, capsys):
+def test_the_command_data_shows_each_folder_as_a_device(beside, capsys):
     assert main(["data", str(beside), "--set", "data.validation=0", "--set", "data.size=8", "--json"]) == 0
     one, other = json.loads(capsys.readouterr().out)["data"]
     assert (one["name"], one["classes"], other["name"]) == ("back-garage", ["cat", "dog"], "kitchen")
     assert other["per_class"] == [16, 8], "a fifth of each is for the test"
 
 
-def test_folders_parted_into_train_and_test_are_devices_too(file):
+def test_folders_divided_into_train_and_test_are_devices(file):
     for half, n in (("train", 9), ("test", 3)):
         write_class_folders(file.parent / "data" / "kitchen" / half, {"cat": n, "dog": n, "owl": n})
     found = read_experiment(file, [])
     assert list(found.shards) == ["kitchen"] and found.classes == 3
 
 
-def test_pictures_that_lie_in_data_by_class_are_shared_by_all_devices(file):
+def test_class_folders_in_data_are_shared_by_all_devices(file):
     write_class_folders(file.parent / "data", KITCHEN)
     found = read_experiment(file, ["devices.count=3"])
     assert list(found.shards) == ["device-1", "device-2", "device-3"]
@@ -68,20 +68,20 @@ def test_pictures_that_lie_in_data_by_class_are_shared_by_all_devices(file):
     "said",
     [["data.source=digits"], ["data.root=/elsewhere", "data.source=folder"], ["domains.mnist.source=mnist"]],
 )
-def test_an_experiment_that_says_where_its_data_are_is_not_told_otherwise(beside, said):
+def test_an_experiment_that_names_its_data_does_not_use_the_folder_data(beside, said):
     found = read_experiment(beside, said)
     assert str(beside.parent) not in {d.root for d in found.shards.values()}
     assert "kitchen" not in found.shards and found.classes == 10
 
 
-def test_what_a_file_says_of_devices_and_classes_stays(beside):
+def test_devices_and_classes_of_the_experiment_file_are_kept(beside):
     beside.write_text(PLAIN + "classes = 7\n[devices]\nclients = { kitchen = 2 }\n[data]\nsize = 16\n")
     found = read_experiment(beside, [])
     assert list(found.shards) == ["kitchen-1", "kitchen-2"] and found.classes == 7
     assert {d.size for d in found.shards.values()} == {16}
 
 
-def test_a_folder_of_another_kind_that_is_called_data_is_left_alone(file):
+def test_a_folder_data_with_other_contents_is_ignored(file):
     write_class_folders(
         file.parent / "data" / "pacs" / "photo", KITCHEN
     )  # one folder deeper: a source's root
@@ -97,13 +97,13 @@ def test_a_folder_of_another_kind_that_is_called_data_is_left_alone(file):
         ("[devices]\nclients = { attic = 1 }\n", "'attic', but .*data has only folders for back_garage, kitchen"),
     ],
 )  # fmt: skip
-def test_devices_without_a_folder_and_folders_without_a_device_are_one_line(beside, said, words):
+def test_devices_without_a_folder_and_folders_without_a_device_are_refused(beside, said, words):
     beside.write_text(PLAIN + said)
     with pytest.raises(SettingsError, match=words):
         read_experiment(beside, [])
 
 
-def test_a_folder_whose_name_no_device_can_have_is_named_with_the_rule(file, capsys):
+def test_a_folder_with_a_name_that_no_device_can_have_is_refused(file, capsys):
     write_class_folders(file.parent / "data" / "living room", KITCHEN)
     assert main(["run", str(file)]) == 2
     err = capsys.readouterr().err
@@ -113,7 +113,7 @@ def test_a_folder_whose_name_no_device_can_have_is_named_with_the_rule(file, cap
     )
 
 
-def test_devices_with_other_classes_are_told_so_before_anything_starts(beside, capsys):
+def test_folders_with_different_classes_are_refused_before_the_run_starts(beside, capsys):
     write_class_folders(beside.parent / "data" / "shed", {"cat": 5, "owl": 5})
     assert main(["run", str(beside), "--runs", str(beside.parent / "runs")]) == 2
     out, err = capsys.readouterr()

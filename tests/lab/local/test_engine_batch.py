@@ -1,4 +1,4 @@
-"""A sweep on an engine: the folders of the runs say what has finished, and the engine only whether to wait."""
+"""A sweep on an engine: the folders of the runs show which runs have finished, the engine only which jobs run."""
 
 import json
 import shutil
@@ -70,7 +70,7 @@ def a_round(runs, name):
         file.write("{}\n")
 
 
-def test_all_trials_run_in_one_job_and_the_folders_say_that_they_have_finished(runs, trials, batch, said):
+def test_all_trials_run_in_one_job_and_their_progress_is_read_from_the_folders(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     assert batch(engine).run_all(trials) == 0
     assert [job.tasks for job in engine.jobs.values()] == [4]
@@ -78,13 +78,13 @@ def test_all_trials_run_in_one_job_and_the_folders_say_that_they_have_finished(r
     assert "trials: 2 wait, 1 run, 1 have finished, 0 have failed" in said
 
 
-def test_each_trial_is_written_as_its_run_records_it(runs, trials, batch):
+def test_the_file_of_a_trial_is_equal_to_the_experiment_file_of_its_run(runs, trials, batch):
     batch(ToldEngine(finishing(runs, trials))).run_all(trials)
     for trial in trials:
         assert read_toml(runs / "sweeps" / "rates" / "trials" / f"{trial.name}.toml") == recorded(trial)
 
 
-def test_a_task_has_as_many_trials_as_the_pack(runs, trials, batch):
+def test_a_task_has_as_many_trials_as_the_setting_pack(runs, trials, batch):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine, pack=3).run_all(trials)
     assert [len(names) for names in EngineFolder(runs / "sweeps" / "rates").tasks()] == [3, 1]
@@ -99,20 +99,20 @@ def test_a_finished_trial_is_not_submitted(runs, trials, batch):
     assert batch(engine).run_all(trials) == 0 and len(engine.jobs) == 1
 
 
-def test_a_failed_trial_leaves_the_others_alone(runs, trials, batch, said):
+def test_a_failed_trial_does_not_stop_the_others(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials, [trials[1].name]))
     assert batch(engine).run_all(trials) == 1
     assert f"failed: {trials[1].name}: no data" in said and said[-1] == "3 of 4 runs are finished"
     assert len(engine.jobs) == 1
 
 
-def test_a_trial_that_has_diverged_has_failed_with_the_words_of_its_folder(runs, trials, batch, said):
+def test_a_diverged_trial_is_reported_as_failed_with_a_fix(runs, trials, batch, said):
     finish(runs, trials[0], 0.5, 0.5, ended="diverged")
     assert batch(ToldEngine(finishing(runs, trials))).run_all(trials) == 1
     assert f"failed: {trials[0].name}: diverged; --fresh runs it again" in said
 
 
-def test_a_trial_at_its_time_limit_is_submitted_again_as_long_as_it_makes_rounds(runs, trials, batch, said):
+def test_a_trial_at_its_time_limit_is_submitted_again_while_it_completes_rounds(runs, trials, batch, said):
     starts = []
 
     def perform(job, task):
@@ -128,20 +128,20 @@ def test_a_trial_at_its_time_limit_is_submitted_again_as_long_as_it_makes_rounds
     assert "job 1 has ended before 1 of its trials; they are submitted again" in said
 
 
-def test_a_trial_without_a_round_is_not_submitted_for_ever(runs, trials, batch, said):
+def test_a_trial_that_completes_no_round_is_not_submitted_again(runs, trials, batch, said):
     engine = ToldEngine()
     assert batch(engine).run_all(trials[:1]) == 1
     assert len(engine.jobs) == 1
     assert "its task ended before the trial had ended a round" in said[-2]
 
 
-def test_a_job_that_the_engine_has_forgotten_is_submitted_again_but_not_for_ever(runs, trials, batch, said):
+def test_a_job_that_the_engine_no_longer_lists_is_submitted_again_only_once(runs, trials, batch, said):
     engine = ToldEngine(forgetful=True)
     assert batch(engine).run_all(trials) == 1
     assert len(engine.jobs) == 2 and said.count("slurm has forgotten job 1") == 1
 
 
-def test_the_last_line_of_the_log_says_why_a_task_has_ended(runs, trials, batch, said):
+def test_the_reason_of_an_ended_task_is_the_last_line_of_its_log(runs, trials, batch, said):
     def perform(job, task):
         job.log_of(task).write_text("slurmstepd: error: Exceeded job memory limit\n")
 
@@ -149,14 +149,14 @@ def test_the_last_line_of_the_log_says_why_a_task_has_ended(runs, trials, batch,
     assert "Exceeded job memory limit" in said[-2] and "--slurm time=" in said[-2]
 
 
-def test_a_command_that_was_killed_is_followed_by_one_that_waits_for_the_same_job(runs, trials, batch, said):
+def test_a_later_command_waits_for_the_job_of_an_earlier_command(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     assert batch(engine).run_all(trials, detach=True) == 0
     assert batch(engine).run_all(trials) == 0
     assert "job 1 already runs these trials" in said and len(engine.jobs) == 1
 
 
-def test_a_command_that_died_before_it_wrote_the_number_finds_the_job_in_the_queue(runs, trials, batch, said):
+def test_a_job_without_a_stored_id_is_found_in_the_queue(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
     (runs / "sweeps" / "rates" / "engine" / "job").unlink()
@@ -164,7 +164,7 @@ def test_a_command_that_died_before_it_wrote_the_number_finds_the_job_in_the_que
     assert "job 1 already runs these trials" in said and len(engine.jobs) == 1
 
 
-def test_trials_of_a_wider_grid_are_submitted_after_the_job_that_runs(runs, trials, batch, said):
+def test_trials_that_a_running_job_lacks_are_submitted_after_it(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials[:2], detach=True)
     assert not any("the job does not have" in line for line in said)
@@ -174,7 +174,7 @@ def test_trials_of_a_wider_grid_are_submitted_after_the_job_that_runs(runs, tria
     assert [job.tasks for job in engine.jobs.values()] == [2, 2]
 
 
-def test_detach_tells_that_the_job_in_the_queue_has_other_settings(runs, trials, batch, said):
+def test_detach_reports_that_the_job_in_the_queue_has_other_settings(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
     batch(engine).run_all([replace(trials[0], rounds=77), *trials[1:]], detach=True)
@@ -197,7 +197,7 @@ def test_an_interrupt_cancels_the_job_and_waits_until_no_task_is_left(runs, tria
     assert batch(engine).run_all(trials) == 0
 
 
-def test_a_job_that_somebody_cancels_is_not_submitted_again(runs, trials, batch):
+def test_a_cancelled_job_is_not_submitted_again(runs, trials, batch):
     engine = ToldEngine()
     engine.perform = lambda job, task: engine.cancel("1")
     with pytest.raises(StoppedError, match="job 1 was cancelled, by scancel.*0 of 4 runs are finished"):
@@ -211,8 +211,8 @@ def test_a_second_command_for_the_same_sweep_is_refused(runs, trials, batch):
         batch(ToldEngine()).run_all(trials)
 
 
-def test_a_run_that_another_process_runs_is_waited_for_and_has_not_failed(runs, trials, batch, said):
-    """The lock is released by the second look at the queue."""
+def test_a_trial_that_another_process_runs_is_awaited_and_does_not_fail(runs, trials, batch, said):
+    """The lock is released at the second check of the queue."""
     holding = sole_use(runs / trials[0].name)
     holding.__enter__()
     engine = ToldEngine()
@@ -229,7 +229,7 @@ def test_a_run_that_another_process_runs_is_waited_for_and_has_not_failed(runs, 
     assert len(engine.jobs) == 2
 
 
-def test_a_lost_node_is_named_with_its_trials(runs, trials, batch, said):
+def test_a_lost_node_is_named_with_the_number_of_its_trials(runs, trials, batch, said):
     run = [TaskState(0, "runs", "n3"), TaskState(1, "runs", "n3"), TaskState(2, "runs", "n1")]
     back = [TaskState(0, "waits"), TaskState(1, "waits"), TaskState(2, "runs", "n1")]
     engine = ToldEngine(finishing(runs, trials), told=[run, back], bad={"n3": "down*"})
@@ -237,7 +237,7 @@ def test_a_lost_node_is_named_with_its_trials(runs, trials, batch, said):
     assert "node n3 is lost (down*), its 2 trials wait for another" in said
 
 
-def test_a_lost_node_is_named_also_if_its_trials_run_elsewhere_at_the_next_look(runs, trials, batch, said):
+def test_a_lost_node_is_named_even_if_its_trial_already_runs_on_another_node(runs, trials, batch, said):
     looks = [[TaskState(0, "runs", node), TaskState(1, "runs", "n1")] for node in ("n3", "n2")]
     engine = ToldEngine(finishing(runs, trials), told=looks, bad={"n3": "down*"})
     assert batch(engine).run_all(trials) == 0
@@ -245,13 +245,13 @@ def test_a_lost_node_is_named_also_if_its_trials_run_elsewhere_at_the_next_look(
     assert sum("is lost" in line for line in said) == 1
 
 
-def test_a_preempted_task_is_no_lost_node(runs, trials, batch, said):
+def test_a_preempted_task_is_not_reported_as_a_lost_node(runs, trials, batch, said):
     engine = ToldEngine(finishing(runs, trials), told=[[TaskState(0, "runs", "n3")], [TaskState(0, "waits")]])
     assert batch(engine).run_all(trials) == 0
     assert "node n3 has given its place to other work, its 1 trial waits for another" in said
 
 
-def test_a_held_task_is_said_once_with_the_way_out_and_the_drained_node(runs, trials, batch, said):
+def test_a_held_task_is_reported_once_with_a_fix_and_drained_nodes_are_named(runs, trials, batch, said):
     held = [TaskState(3, "held", reason="launch failed requeued held")]
     engine = ToldEngine(finishing(runs, trials), told=[held, held], bad={"n2": "drained"})
     assert batch(engine).run_all(trials) == 0
@@ -260,7 +260,7 @@ def test_a_held_task_is_said_once_with_the_way_out_and_the_drained_node(runs, tr
     assert "nodes that take no tasks: n2 (drained)" in said
 
 
-def test_a_job_that_can_never_start_is_said_once(runs, trials, batch, said):
+def test_a_job_that_can_never_start_is_reported_once(runs, trials, batch, said):
     never = [TaskState(i, "refused", reason="PartitionTimeLimit") for i in range(4)]
     engine = ToldEngine(finishing(runs, trials), told=[never, never])
     assert batch(engine).run_all(trials) == 0
@@ -268,11 +268,13 @@ def test_a_job_that_can_never_start_is_said_once(runs, trials, batch, said):
     assert said.count(wanted) == 1
 
 
-def test_a_controller_that_is_away_is_asked_again_and_said_once_a_minute(runs, trials, batch, said):
+def test_a_controller_that_does_not_answer_is_asked_again_and_reported_once_a_minute(
+    runs, trials, batch, said
+):
     engine = ToldEngine(finishing(runs, trials))
     batch(engine).run_all(trials, detach=True)
     one = batch(engine)
-    # The first look is that of the take-over.
+    # The first check of the queue belongs to the start of the command.
     engine.told = [[TaskState(0, "runs", "n1")]]
     states, looks = engine.states, []
 
@@ -289,7 +291,7 @@ def test_a_controller_that_is_away_is_asked_again_and_said_once_a_minute(runs, t
     ]
 
 
-def test_a_job_of_another_cluster_is_not_forgotten(runs, trials, batch):
+def test_a_sweep_with_a_job_on_another_cluster_is_refused(runs, trials, batch):
     batch(ToldEngine(finishing(runs, trials))).run_all(trials, detach=True)
     with pytest.raises(
         SettingsError, match="job 1 .*cluster 'probe', and this is slurm of the cluster 'other'"
@@ -319,13 +321,13 @@ def test_cancel_ends_the_job_of_an_earlier_command(runs, trials, batch, said):
     assert said[-1] == "no job of rates is in the queue of slurm"
 
 
-def test_the_job_is_named_in_a_file(runs, trials, batch):
+def test_a_file_contains_the_engine_the_cluster_and_the_id_of_the_job(runs, trials, batch):
     batch(ToldEngine()).run_all(trials, detach=True)
     record = json.loads((runs / "sweeps" / "rates" / "engine" / "job").read_text())
     assert (record["engine"], record["cluster"], record["job"]) == ("slurm", "probe", "1")
 
 
-def test_no_trial_is_submitted_before_a_node_has_passed_the_test(runs, trials, batch):
+def test_no_trial_is_submitted_before_a_node_has_passed_the_check(runs, trials, batch):
     engine = ToldEngine(check=lambda job: job.log_of(0).write_text("python3: not found\n"))
     one = batch(engine, settle_seconds=0.0)
     with pytest.raises(SettingsError, match="the first task has ended without an answer: python3: not found"):
@@ -333,7 +335,7 @@ def test_no_trial_is_submitted_before_a_node_has_passed_the_test(runs, trials, b
     assert engine.jobs == {} and not (runs / "sweeps" / "rates" / "engine" / "list").exists()
 
 
-def test_the_table_engine_is_no_setting_of_a_run(tmp_path):
+def test_the_table_engine_is_not_part_of_the_settings_of_a_run(tmp_path):
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text(FILE)
     other.write_text(FILE + '[engine]\non = "slurm"\npack = 3\nslurm = { partition = "gpu" }\n')
@@ -342,7 +344,7 @@ def test_the_table_engine_is_no_setting_of_a_run(tmp_path):
     assert recorded(found[0]) == recorded(found[1])
 
 
-def test_the_engine_of_a_sweep_file_comes_before_that_of_its_experiment(tmp_path):
+def test_the_engine_table_of_a_sweep_file_replaces_that_of_its_experiment(tmp_path):
     (tmp_path / "base.toml").write_text(FILE + "[engine]\npack = 3\n")
     path = tmp_path / "rates.toml"
     path.write_text('experiment = "base.toml"\n[grid]\n"method.lr" = [0.1]\n')
@@ -351,8 +353,8 @@ def test_the_engine_of_a_sweep_file_comes_before_that_of_its_experiment(tmp_path
     assert engine_of(path, planned(path, Wish())[0]).pack == 5
 
 
-def test_a_full_disk_ends_the_command_with_the_way_out(runs, trials, batch, monkeypatch):
-    """The task has made a round, so without the look at the disk its trial would be submitted again."""
+def test_a_full_disk_ends_the_command_with_a_fix(runs, trials, batch, monkeypatch):
+    """The task has completed a round, so without the check of the disk its trial would be submitted again."""
     engine = ToldEngine(lambda job, task: a_round(runs, trials[0].name))
     usage = shutil.disk_usage(runs.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

@@ -1,4 +1,4 @@
-"""The nodes of an engine refuse what they cannot run in one line, and their patience is no setting of the run."""
+"""A run in tasks of an engine is refused in one line if it cannot work, and its patience time is not stored."""
 
 import json
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ def divided(folder, groups):
     return folder
 
 
-def test_devices_are_dealt_out_to_the_tasks_in_turn(file, tmp_path, broker):
+def test_devices_are_divided_among_the_tasks_in_turn(file, tmp_path, broker):
     experiment = read_experiment(file, ["devices.clients.optdigits=5"])
     groups = site().groups(experiment, tmp_path / "runs" / "two", False)
     assert [[name[-1] for name in group] for group in groups] == [["1", "3", "5"], ["2", "4"]]
 
 
-def test_groups_of_an_earlier_start_stay(file, tmp_path, broker):
+def test_groups_of_an_earlier_start_are_kept(file, tmp_path, broker):
     given = [["optdigits-2"], ["optdigits-1"]]
     folder = divided(tmp_path / "two", given)
     assert site().groups(read_experiment(file, []), folder, False) == given
@@ -68,7 +68,7 @@ def test_tasks_are_submitted_before_the_broker_and_cancelled_if_it_does_not_star
     assert engine.left == {"1": []} and engine.cancelled["1"]
 
 
-def test_tasks_that_an_earlier_start_has_left_keep_their_broker_until_there_is_another(tmp_path):
+def test_tasks_of_an_earlier_start_keep_their_broker_file(tmp_path):
     engine = ToldEngine()
     job = EngineSite(engine, 2, "h").job(tmp_path, 2)
     job.folder.mkdir()
@@ -113,7 +113,7 @@ def test_a_broker_without_tls_is_refused(file, broker, embedded, change, words):
         site().demand_fit(read_experiment(file, [change]))
 
 
-def test_the_patience_of_an_engine_is_no_setting_of_the_run(file, tmp_path):
+def test_the_patience_of_an_engine_is_not_stored_in_the_settings_of_the_run(file, tmp_path):
     experiment = read_experiment(file, [])
     assert site().policy(experiment).patience_seconds == PATIENCE_SECONDS == 86_400
     assert site(keeps_patience=True).policy(experiment) == experiment.effective_policy
@@ -122,7 +122,7 @@ def test_the_patience_of_an_engine_is_no_setting_of_the_run(file, tmp_path):
     assert "86400" not in (tmp_path / "two" / "experiment.toml").read_text()
 
 
-def test_a_file_or_an_option_may_name_the_patience(file, tmp_path):
+def test_the_patience_is_found_in_a_file_in_its_base_or_in_an_option(file, tmp_path):
     assert not names_patience(file, []) and not names_patience(file, ["policy.quorum=1"])
     assert names_patience(file, ["policy.patience_seconds=600"])
     other = tmp_path / "other.toml"
@@ -155,7 +155,7 @@ def test_a_file_or_an_option_may_name_the_patience(file, tmp_path):
         ),
     ],
 )
-def test_options_that_do_not_fit_together_are_one_line(file, tmp_path, capsys, options, words):
+def test_options_that_do_not_fit_together_are_refused_in_one_line(file, tmp_path, capsys, options, words):
     assert main(["run", str(file), "--runs", str(tmp_path / "runs"), *options]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
@@ -166,7 +166,7 @@ def test_several_files_are_refused_with_tasks(file, capsys):
     assert "--tasks divides the devices of one run, but several" in capsys.readouterr().err
 
 
-def test_a_task_has_ended_only_if_two_looks_in_a_row_miss_it():
+def test_a_task_has_ended_only_if_it_is_missing_in_two_checks():
     place = TaskPlace("1", 0)
     place.seen(0.0, runs=True)
     assert not place.ended(100.0)
@@ -175,7 +175,7 @@ def test_a_task_has_ended_only_if_two_looks_in_a_row_miss_it():
     assert place.ended(120.0) or place.ended(120.0 + place.backoff.seconds)
 
 
-def test_a_task_that_ran_for_a_minute_is_not_counted_with_those_that_end_at_once():
+def test_a_task_that_ran_for_a_minute_resets_the_count_of_failures():
     place = TaskPlace("1", 0)
     for started, ran, failures in [
         (0.0, 5.0, 1),

@@ -16,7 +16,7 @@ PICTURES = {"synth": "test", "mnistm": "test", "syn": "val"}  # 200 for training
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return a function that loads the shards of an experiment for a person whose home has all of Digits."""
+    """Return a function that loads the shards of an experiment for a home folder that contains all of Digits."""
     home = tmp_path_factory.mktemp("home")
     cache = home / ".cache" / "protofleet"
     write_mnist(cache / "mnist", *SIZES["mnist"])
@@ -47,7 +47,7 @@ def sizes(shards):
 
 
 @pytest.mark.slow
-def test_fedlsas_ten_devices_have_a_hundredth_of_a_domain_and_the_published_test(loaded):
+def test_the_devices_of_fedlsa_have_a_hundredth_of_a_domain_and_the_published_test_set(loaded):
     assert sizes(loaded("fedlsa/table2-digits-fedlsa.toml")) == {
         "mnist": (4, 0, 60),
         **{f"usps-{i}": (8, 0, 40) for i in (1, 2, 3, 4)},
@@ -56,7 +56,7 @@ def test_fedlsas_ten_devices_have_a_hundredth_of_a_domain_and_the_published_test
     }
 
 
-def test_fedplccs_five_devices_have_300_samples_of_all_digits_alike_and_the_published_test(loaded):
+def test_the_devices_of_fedplcc_have_300_balanced_samples_and_the_published_test_set(loaded):
     found = loaded("fedplcc/table2-digit5-fedplcc.toml")
     assert sizes(found) == {
         "mnist": (300, 0, 60), "usps": (300, 0, 40), "svhn": (300, 0, 80),
@@ -65,7 +65,7 @@ def test_fedplccs_five_devices_have_300_samples_of_all_digits_alike_and_the_publ
     assert found["usps"].counts().tolist() == [30] * 10
 
 
-def test_fedpalls_five_devices_test_on_a_fifth_of_all_and_learn_from_a_tenth_of_the_rest(loaded):
+def test_the_devices_of_fedpall_test_on_a_fifth_and_train_on_a_tenth_of_the_rest(loaded):
     found = sizes(loaded("fedpall/table1-digits-fedpall.toml"))
     everything = {**{name: sum(both) for name, both in SIZES.items()}, "synth": 220, "mnistm": 220}
     assert found == {name: (round(0.08 * n), 0, round(0.2 * n)) for name, n in everything.items()}

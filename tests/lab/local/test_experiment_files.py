@@ -79,7 +79,7 @@ def read(path: Path) -> Experiment:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_file_begins_with_a_comment_and_is_a_run_of_its_name_that_can_start(path):
+def test_each_experiment_file_has_a_comment_the_name_of_its_run_and_a_valid_model(path):
     experiment = read(path)  # it decodes and checks every device's settings
     plan = experiment.plan
     with torch.device("meta"):
@@ -90,8 +90,8 @@ def test_a_file_begins_with_a_comment_and_is_a_run_of_its_name_that_can_start(pa
 
 
 @pytest.mark.slow
-def test_no_experiment_comes_near_the_default_limits_of_a_device():
-    """The memory of a batch besides the weights is in docs/security-limits.md."""
+def test_every_experiment_is_far_below_the_default_limits_of_a_device():
+    """docs/security-limits.md describes the memory that a batch takes in addition to the weights."""
     sizes = {}
     for path in FILES:
         experiment = read(path)
@@ -106,12 +106,12 @@ def test_no_experiment_comes_near_the_default_limits_of_a_device():
             assert 4 * sizes[key] < 2 << 30 and 2 * sizes[key] < DeviceLimits().disk_bytes / 4, path
 
 
-def test_no_two_files_are_runs_of_one_name():
+def test_no_two_experiment_files_have_the_same_run_name():
     names = [read(path).name for path in FILES]
     assert len(set(names)) == len(names)
 
 
-def test_nobody_is_waited_for_in_vain():
+def test_the_quorum_of_each_experiment_is_its_whole_cohort():
     """A [policy] without a quorum would continue with the first answer."""
     for path in FILES:
         experiment = read(path)
@@ -126,7 +126,7 @@ def root_of(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
-def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder):
+def test_rows_of_a_table_differ_only_in_the_method_and_its_network(folder):
     rows = defaultdict(list)
     for path in folder.glob("*.toml"):
         table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
@@ -170,7 +170,7 @@ SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_a_sweep_is_a_grid_of_an_experiment_that_validation_can_choose_from(path):
+def test_each_sweep_is_a_grid_of_an_experiment_with_validation_samples(path):
     # The network of frozen features takes long to build, so only two draws of the images are planned.
     frozen = path.stem.startswith(("frozen-", "last-layer-", "fashion-"))
     grid, _ = planned(path, Wish([Axis("data.seed", ("0", "1"))] if frozen else []))
@@ -178,13 +178,13 @@ def test_a_sweep_is_a_grid_of_an_experiment_that_validation_can_choose_from(path
     assert all(data.validation > 0 for trial in grid.trials for data in trial.shards.values())
 
 
-def test_every_base_is_one():
+def test_every_base_file_is_used():
     used = {path.parent / tomllib.loads(path.read_text()).get("base", "") for path in [*FILES, *BASES]}
     assert set(BASES) <= {path.resolve() for path in used}
 
 
 @pytest.mark.parametrize("folder", FROZEN, ids=lambda folder: folder.name)
-def test_rows_of_frozen_features_differ_in_nothing_but_method_codec_and_rounds(folder):
+def test_rows_of_frozen_features_differ_only_in_method_codec_and_rounds(folder):
     rows = [read(path) for path in folder.iterdir()]
     shared = [(one.shards, one.seed, one.network, one.init, one.freeze, one.effective_policy) for one in rows]
     assert all(one == shared[0] for one in shared)
@@ -199,7 +199,7 @@ def test_files_of_private_runs_differ_only_in_noise_and_masked_sums(method):
     assert plain.shards == local.shards == shared.shards
 
 
-# How a file builds on its base
+# Bases of experiment files
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def write(tmp_path):
     return write
 
 
-def test_tables_are_merged_key_by_key_and_all_else_is_replaced(write):
+def test_tables_are_merged_key_by_key_and_other_values_are_replaced(write):
     write("base/common.toml", 'rounds = 9\n[method]\nname = "fedprox"\nmu = 0.5\nlr = 0.1\n[data]\nsize = 16')
     write("base/two.toml", 'base = "common.toml"\nseed = 3\n[devices]\nclients = { mnist = 1, synth = 1 }')
     row = write("row.toml", 'base = "base/two.toml"\nname = "row"\nseed = 4\n[method]\nmu = 0.2\nepochs = 1')
@@ -226,20 +226,20 @@ def test_tables_are_merged_key_by_key_and_all_else_is_replaced(write):
     assert found.devices.clients == {"mnist": 1, "synth": 1}
 
 
-def test_a_base_is_found_beside_the_file_that_names_it(write, monkeypatch):
+def test_the_path_of_a_base_is_relative_to_the_file_that_names_it(write, monkeypatch):
     path = write("deep/row.toml", 'base = "../whole.toml"')
     write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedavg" }')
     monkeypatch.chdir(path.parent.parent)
     assert read_experiment(Path("deep/row.toml"), []) == read_experiment(Path("whole.toml"), [])
 
 
-def test_what_the_command_line_sets_is_on_top(write):
+def test_settings_of_the_command_line_replace_those_of_the_files(write):
     write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedprox", mu = 1.0 }')
     row = write("row.toml", 'base = "whole.toml"\n[method]\nmu = 2.0')
     assert read_experiment(row, ["method.mu=3.0"]).method["mu"] == 3.0
 
 
-# Settings of a method belong to its name
+# Settings of one method
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def moon(write):
     return write("moon.toml", text)
 
 
-def test_a_setting_of_one_method_is_not_taken_by_another_that_has_one_of_that_name(write, moon):
+def test_a_setting_that_was_written_for_one_method_is_refused_for_another(write, moon):
     child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\n')
     with pytest.raises(SettingsError) as refused:
         read_experiment(child, [])
@@ -265,7 +265,7 @@ def test_a_setting_of_one_method_is_not_taken_by_another_that_has_one_of_that_na
         plan_grid(moon, [Axis("method.name", ("fedprox",))], [1], ["data.validation=0.1"])
 
 
-def test_a_setting_that_is_given_for_the_other_method_is_taken(write, moon):
+def test_a_setting_that_is_set_for_the_new_method_is_accepted(write, moon):
     child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5')
     taken = {"name": "fedprox", "lr": 0.05, "epochs": 2, "mu": 0.5}
     assert read_experiment(child, []).method == taken
@@ -280,7 +280,7 @@ def test_a_setting_that_is_given_for_the_other_method_is_taken(write, moon):
     }
 
 
-def test_the_way_out_for_anothers_setting_is_one_that_can_be_gone(write, moon):
+def test_the_error_for_a_setting_that_the_new_method_lacks_names_a_possible_fix(write, moon):
     child = write("prox.toml", 'base = "moon.toml"\n[method]\nname = "fedprox"\nmu = 0.5\n')
     moon.write_text(f"{moon.read_text()}tau = 0.3\n")
     with pytest.raises(SettingsError, match=r"moon.toml:9: method.tau is set for moon") as refused:
@@ -288,7 +288,7 @@ def test_the_way_out_for_anothers_setting_is_one_that_can_be_gone(write, moon):
     assert str(refused.value).endswith("takes no settings of another method; take a base without it")
 
 
-def test_another_file_of_the_same_plug_in_takes_its_settings(write):
+def test_another_file_of_the_same_plug_in_keeps_the_settings(write):
     plugin = Path(methods.__path__[0]) / "fedprox.py"
     for name in ("own.py", "other.py"):
         write(name, plugin.read_text())
@@ -299,7 +299,7 @@ def test_another_file_of_the_same_plug_in_takes_its_settings(write):
         read_experiment(base, ["method.file=nofile.py"])
 
 
-def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
+def test_settings_that_all_methods_have_are_kept_for_another_method(write, tmp_path):
     plain = write("plain.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
     assert read_experiment(plain, ["method.name=fedproto"]).method == {
         "name": "fedproto", "lr": 0.05, "epochs": 2
@@ -307,7 +307,7 @@ def test_settings_that_all_methods_have_stay_with_the_file(write, tmp_path):
     assert {f.name for f in fields(LocalHyper)} == OF_ALL_METHODS
 
 
-def test_a_method_that_trains_nothing_ignores_the_training_that_was_set_before_it_was_named(write):
+def test_a_method_that_trains_nothing_ignores_training_settings_of_an_earlier_method(write):
     base = write("base.toml", 'name = "a"\nrounds = 1\nmethod = { name = "fedavg", lr = 0.05, epochs = 2 }')
     child = write("child.toml", 'base = "base.toml"\nmethod.name = "fedncm"\n')
     for found in (read_experiment(base, ["method.name=fedncm"]), read_experiment(child, [])):
@@ -320,13 +320,13 @@ def test_a_method_that_trains_nothing_ignores_the_training_that_was_set_before_i
         read_experiment(both, [])
 
 
-def test_a_coordinator_of_a_method_that_trains_nothing_ignores_it_too(write):
+def test_a_coordinator_file_ignores_training_settings_if_the_method_trains_nothing(write):
     text = 'name = "a"\nrounds = 1\nclasses = 10\nmethod = { name = "fedavg", lr = 0.05 }'
     changed = load_settings(write("c.toml", text), "", ["method.name=fedncm"]).settings
     assert changed.plan().hyper == {}
 
 
-def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write, moon):
+def test_a_setting_of_a_middle_file_belongs_to_the_method_of_its_base(write, moon):
     write("between.toml", 'base = "moon.toml"\n\n[method]\nmu = 1.0\n')
     child = write("prox.toml", 'base = "between.toml"\nmethod.name = "fedprox"\n')
     with pytest.raises(
@@ -335,14 +335,14 @@ def test_a_setting_of_a_file_in_between_belongs_to_the_method_of_its_base(write,
         read_experiment(child, [])
 
 
-def test_a_setting_of_a_method_without_a_methods_name_is_refused(write):
+def test_a_setting_of_one_method_in_a_base_without_a_method_name_is_refused(write):
     write("common.toml", 'name = "a"\nrounds = 1\n[method]\nlr = 0.05\nmu = 5.0\n')
     child = write("prox.toml", 'base = "common.toml"\n[method]\nname = "fedprox"\n')
     with pytest.raises(SettingsError, match=r"common.toml:5: method.mu belongs to one method, and this file"):
         read_experiment(child, [])
 
 
-def test_a_setting_that_the_method_does_not_have_names_the_line_of_the_base(write):
+def test_the_error_for_an_unknown_setting_names_the_line_of_the_base(write):
     base = write("base.toml", 'name = "a"\nrounds = 1\n\n[method]\nname = "fedprox"\nmuu = 0.5\n')
     child = write("child.toml", 'base = "base.toml"\nseed = 3')
     with pytest.raises(SettingsError, match="did you mean mu") as refused:
@@ -350,7 +350,7 @@ def test_a_setting_that_the_method_does_not_have_names_the_line_of_the_base(writ
     assert f"{base}:6: method.muu is not a setting of fedprox" in str(refused.value)
 
 
-def test_a_plug_in_of_a_base_does_not_run_under_the_name_of_one_of_ours(write):
+def test_a_plug_in_file_of_a_base_is_refused_under_the_name_of_a_built_in_method(write):
     plugin = Path(methods.__path__[0]) / "fedprox.py"
     write("own.py", plugin.read_text())
     base = write("own.toml", 'name = "a"\nrounds = 1\n[method]\nfile = "own.py"\n')
@@ -361,7 +361,7 @@ def test_a_plug_in_of_a_base_does_not_run_under_the_name_of_one_of_ours(write):
     assert read_experiment(base, ["method.name=moon", "method.file=''"]).plan.method == "moon"
 
 
-def test_a_coordinators_file_does_not_give_one_methods_settings_to_another(write):
+def test_a_setting_for_one_method_in_a_coordinator_file_is_refused_for_another(write):
     file = write(
         "coordinator.toml",
         'name = "a"\nrounds = 1\nclasses = 10\n[method]\nname = "moon"\nmu = 5.0\nlr = 0.05',
@@ -384,11 +384,11 @@ def test_a_coordinators_file_does_not_give_one_methods_settings_to_another(write
         ("", 0),
     ],
 )
-def test_the_line_of_a_key_is_where_its_value_begins(text, line):
+def test_line_of_returns_the_line_where_the_entry_of_a_key_begins(text, line):
     assert line_of(text, ("method", "mu")) == line
 
 
-def test_bases_in_a_circle_are_refused(write):
+def test_bases_that_form_a_cycle_are_refused(write):
     first = write("first.toml", 'base = "second.toml"')
     write("second.toml", 'base = "./first.toml"')
     with pytest.raises(SettingsError, match="is the next file: first.toml -> second.toml -> first.toml"):
@@ -396,26 +396,26 @@ def test_bases_in_a_circle_are_refused(write):
 
 
 @pytest.mark.parametrize("base", ["7", '"none.toml"', '""', '["a.toml"]', "{ a = 1 }"])
-def test_a_base_that_is_no_file_is_refused(write, base):
+def test_a_base_that_is_not_a_file_is_refused(write, base):
     path = write("row.toml", f"base = {base}\nrounds = 1")
     with pytest.raises(SettingsError, match=r"row.toml: base is .*, it must be the path of a TOML file"):
         read_experiment(path, [])
 
 
-def test_a_mistake_in_a_base_names_the_base(write):
+def test_the_error_for_a_broken_base_names_the_base(write):
     path = write("row.toml", 'base = "broken.toml"')
     write("broken.toml", "rounds = ")
     with pytest.raises(SettingsError, match=r"broken.toml is not TOML"):
         read_experiment(path, [])
 
 
-def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
+def test_the_command_data_accepts_a_file_with_a_base(capsys):
     few = ["--set", "data.samples=20", "--set", "data.test_samples=5"]
     assert main(["data", str(FOLDER / "fedlsa" / "ablation-no-sep-digits.toml"), *few]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(SIX)
 
 
-# Values that follow from a file are computed once
+# Values that are computed once
 
 
 def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monkeypatch):
@@ -451,7 +451,7 @@ devices = { count = 4, networks = ["cnn23", "mlp"] }
 """
 
 
-def test_a_run_on_one_machine_has_only_the_devices_that_it_selects_and_each_has_the_data_of_all_four(
+def test_a_run_has_only_the_selected_devices_and_their_data_do_not_change(
     tmp_path,
 ):
     def read(text):

@@ -1,4 +1,4 @@
-"""A run at an external broker that asks for certificates uses the parties of a fleet, each with its own files."""
+"""A run at an external broker that requires certificates uses the parties of a fleet, each with its own files."""
 
 import queue
 import re
@@ -49,7 +49,7 @@ def words_for(secured, fleet, *more):
 
 
 @pytest.mark.slow
-def test_each_party_uses_its_own_files_and_the_bits_are_those_of_a_run_with_its_own_broker(
+def test_each_party_uses_its_own_files_and_the_bits_are_those_of_a_run_with_its_broker(
     secured, file, tmp_path
 ):
     runs, own = tmp_path / "runs", tmp_path / "own"
@@ -65,7 +65,7 @@ def test_each_party_uses_its_own_files_and_the_bits_are_those_of_a_run_with_its_
         assert settings["broker"]["tls"]["cert"] == secured.fleet.tls(name).cert
 
 
-def test_the_folder_of_the_fleet_is_relative_to_the_file(tmp_path):
+def test_the_path_of_the_fleet_folder_is_relative_to_the_experiment_file(tmp_path):
     (tmp_path / "two.toml").write_text(f'{TWO}\nbroker = {{ kind = "external", enrolled = "fleet" }}')
     assert read_experiment(tmp_path / "two.toml", []).broker.enrolled == str(tmp_path / "fleet")
 
@@ -89,13 +89,13 @@ def external(**broker):
         ),
     ],
 )  # fmt: skip
-def test_a_folder_of_a_fleet_that_cannot_be_meant_is_refused_in_one_line(broker, words):
+def test_wrong_settings_for_the_folder_of_a_fleet_are_refused_in_one_line(broker, words):
     with pytest.raises(SettingsError, match=re.escape(words)) as caught:
         decode(Experiment, external(**broker))
     assert "\n" not in str(caught.value)
 
 
-def test_a_fleet_that_lacks_parties_of_the_run_is_refused_with_their_names(tmp_path, secured, file, capsys):
+def test_a_fleet_without_all_parties_of_the_run_is_refused_with_their_names(tmp_path, secured, file, capsys):
     other = enrol_federation(tmp_path / "other", "other", ["optdigits-1"]).folder
     for fleet, words in (
         (tmp_path / "none", "which has no root of a fleet; `protofleet enrol fleet"),
@@ -113,7 +113,7 @@ def test_a_fleet_that_the_broker_does_not_know_is_refused(tmp_path, secured, fil
     assert "is it another federation's broker?" in capsys.readouterr().err
 
 
-def test_a_run_without_a_fleet_is_told_how_to_satisfy_a_broker_that_asks_for_certificates(
+def test_the_error_of_a_broker_that_requires_certificates_names_the_setting_enrolled(
     tmp_path, secured, file, capsys
 ):
     ca = f'broker.address.tls={{ ca = "{secured.fleet.tls(COORDINATOR).ca}" }}'
@@ -123,7 +123,7 @@ def test_a_run_without_a_fleet_is_told_how_to_satisfy_a_broker_that_asks_for_cer
     assert "for a party's own files set broker.enrolled" in capsys.readouterr().err
 
 
-def test_an_external_broker_without_a_fleet_has_the_same_address_for_all_as_before(tmp_path, broker):
+def test_an_external_broker_without_a_fleet_has_the_same_address_for_all_parties(tmp_path, broker):
     experiment = decode(Experiment, external(address={"port": broker.port}))
     assert "enrolled" not in encode(experiment)["broker"]
     with broker_of_run(experiment, tmp_path) as running:
@@ -174,7 +174,7 @@ def test_the_user_name_certificate_sends_the_name_in_the_certificate(secured, re
     assert user == b"another"
 
 
-def test_without_a_certificate_the_user_name_certificate_is_refused(tmp_path, secured):
+def test_the_user_name_certificate_is_refused_if_there_is_no_certificate(tmp_path, secured):
     words = 'username is "certificate", but there is no certificate; set tls.cert and tls.key'
     assert words in (preflight(BrokerAddress(username="certificate")) or "")
     with pytest.raises(BrokerError, match="no certificate with a common name"):
@@ -183,5 +183,5 @@ def test_without_a_certificate_the_user_name_certificate_is_refused(tmp_path, se
         assert replace(secured.broker.address, tls=tls, username="certificate").user_name
 
 
-def test_a_deployed_device_may_name_its_user_before_its_files_are_known():
+def test_a_device_may_set_the_user_name_certificate_before_its_certificate_is_known():
     assert decode(DeviceSettings, {"name": "d", "broker": {"username": "certificate"}}).broker.tls is None

@@ -1,4 +1,4 @@
-"""A run with forked processes gives the same bits as one with fresh interpreters, and leaves nothing behind."""
+"""A run with forked processes gives the same bits as one with fresh interpreters, and leaves no process."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
-def test_forked_processes_come_to_the_bits_of_fresh_interpreters(place, method):
+def test_forked_processes_give_the_same_bits_as_fresh_interpreters(place, method):
     for how in ("fork", "spawn"):
         settings = ("--set", f"devices.start={how}", "--set", f"method.name={method}", "--runs", how)
         done = protofleet("run", "small.toml", *settings, cwd=place)
@@ -30,7 +30,7 @@ def test_forked_processes_come_to_the_bits_of_fresh_interpreters(place, method):
     assert bits(place / "fork" / "small") == bits(place / "spawn" / "small")
 
 
-def test_a_run_whose_launcher_is_killed_ends_with_all_its_processes_and_says_why(place):
+def test_a_run_with_a_killed_launcher_ends_all_its_processes_and_names_the_reason(place):
     run = start(place, HeldRun(place / "held", 4))
     wait_for_rounds(place, 1)
     family = descendants(run.pid)
@@ -62,7 +62,7 @@ TERMINATED = dict.fromkeys(("it starts the broker", "it has ended a round"), sig
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_control_c_or_a_sigterm_at_any_stage_is_one_line_and_leaves_no_process(place, stage):
+def test_control_c_or_sigterm_at_any_stage_prints_one_line_and_leaves_no_process(place, stage):
     run = start(place, held := HeldRun(place / "held", 4))
     family = set[int]()
 
@@ -82,7 +82,7 @@ def test_control_c_or_a_sigterm_at_any_stage_is_one_line_and_leaves_no_process(p
     assert wait_until(lambda: not any(alive(pid) for pid in family)), [name_of(p) for p in family if alive(p)]
 
 
-def test_two_runs_at_once_do_not_meet(place):
+def test_two_runs_at_the_same_time_do_not_disturb_each_other(place):
     both = [
         subprocess.Popen(
             command("run", "small.toml", "--set", f"name={name}"), cwd=place, stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def test_two_runs_at_once_do_not_meet(place):
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_a_place_where_nothing_can_be_written_is_one_line(place, how):
+def test_a_runs_folder_that_cannot_be_made_is_refused_in_one_line(place, how):
     (place / "file").write_text("")
     done = protofleet("run", "small.toml", "--runs", "file", "--set", f"devices.start={how}", cwd=place)
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -110,6 +110,8 @@ def test_a_place_where_nothing_can_be_written_is_one_line(place, how):
     ("compute", "there", "asked"),
     [("cpu", True, False), ("auto", True, True), ("auto", False, False), ("cuda", False, True)],
 )
-def test_cuda_is_asked_for_by_name_or_where_there_is_a_device(monkeypatch, tmp_path, compute, there, asked):
+def test_cuda_is_used_if_the_setting_names_it_or_if_a_device_exists(
+    monkeypatch, tmp_path, compute, there, asked
+):
     monkeypatch.setattr(processes, "CUDA_DEVICES", (str(tmp_path if there else tmp_path / "none"),))
     assert uses_cuda(compute) == asked

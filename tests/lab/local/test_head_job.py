@@ -1,4 +1,4 @@
-"""A command shows the end of a head in a job once, also if the job has ended while no command waited for it."""
+"""A command shows the end of a head in a job once, even if the job has ended while no command waited for it."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def head_of(run, say=lambda words: None):
     return HeadJob(ToldEngine(finish), head_job(run, template, False), run, say)
 
 
-def test_the_end_of_a_run_that_no_command_has_waited_for_is_shown_once(run):
+def test_the_end_of_a_run_after_detach_is_shown_once(run):
     head_of(run).submitted()  # As with --detach.
     said = []
     later = head_of(run, said.append)
@@ -35,13 +35,13 @@ def test_the_end_of_a_run_that_no_command_has_waited_for_is_shown_once(run):
     assert later.finished_unseen() is None, "the next command begins a new run"
 
 
-def test_a_command_that_has_waited_leaves_nothing_to_show(run):
+def test_the_end_of_a_run_is_not_shown_again_after_a_command_has_waited_for_it(run):
     waiting = head_of(run)
     assert waiting.wait() == HeadEnd(0, "") and (run / SUMMARY).exists()
     assert waiting.finished_unseen() is None
 
 
-def test_the_end_of_a_run_that_has_diverged_keeps_its_exit_code(run):
+def test_the_end_of_a_diverged_run_keeps_its_exit_code(run):
     head_of(run).submitted()
     later = head_of(run)
     (run / SUMMARY).touch()

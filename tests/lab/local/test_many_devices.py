@@ -23,7 +23,7 @@ def members(folder, *names):
         (folder / name / "settings.toml").write_text("strange = 1\n")
 
 
-def test_a_device_that_ends_in_error_is_restarted_and_all_end_with_a_signal(tmp_path):
+def test_a_device_that_ends_in_error_is_restarted_and_a_signal_ends_all_devices(tmp_path):
     members(tmp_path, "d1")
     process = subprocess.Popen(
         [sys.executable, "-m", "protofleet", "fleet", str(tmp_path)],
@@ -40,7 +40,7 @@ def test_a_device_that_ends_in_error_is_restarted_and_all_end_with_a_signal(tmp_
 
 
 @pytest.mark.slow
-def test_a_device_that_is_killed_is_forked_again_and_none_outlives_a_fleet_that_is_killed(tmp_path):
+def test_a_killed_device_is_forked_again_and_no_device_outlives_a_killed_fleet(tmp_path):
     members(tmp_path, "d1", "d2")
     for name in ("d1", "d2"):  # it waits for its settings, which no process writes
         (tmp_path / name / "settings.toml").unlink()
@@ -86,6 +86,6 @@ def test_backoff_grows_and_is_reset_by_a_stable_run(tmp_path):
     assert device.backoff.seconds == FIRST_SECONDS
 
 
-def test_a_folder_without_devices_is_a_mistake_in_one_line(tmp_path, capsys):
+def test_a_folder_without_devices_is_refused(tmp_path, capsys):
     assert main(["fleet", str(tmp_path)]) == 2
     assert "it must contain a folder for each device" in capsys.readouterr().err

@@ -17,5 +17,5 @@ QUEUE = {"federation": "lab", "folder": "runs", "enrolled": "keys"}
         ({"name": "red", "data": {}, "method": {"name": "fedavg"}}, "run"),
     ],
 )
-def test_the_file_of_a_queue_is_not_taken_for_the_file_of_a_device(table, kind):
+def test_the_kind_of_a_settings_file_is_recognized_by_its_keys(table, kind):
     assert kind_of(table) == kind

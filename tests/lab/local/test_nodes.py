@@ -86,7 +86,7 @@ def kill_head(process):
     assert wait_until(lambda: not any(alive(child) for child in family))
 
 
-def test_devices_in_tasks_come_to_the_bits_of_one_machine_and_leave_no_task(place, slurm, untroubled):
+def test_devices_in_tasks_give_the_same_bits_as_one_machine_and_leave_no_task(place, slurm, untroubled):
     said = finish(start(place, slurm))
     run = place / "runs" / "small"
     assert "devices: 3 in 2 tasks of slurm" in said
@@ -97,7 +97,7 @@ def test_devices_in_tasks_come_to_the_bits_of_one_machine_and_leave_no_task(plac
     assert not list((place / "runs").glob(".*first-task"))
 
 
-def test_lost_nodes_and_a_killed_head_that_comes_back_on_another_host_change_no_bit(place, slurm, untroubled):
+def test_lost_nodes_and_a_head_that_restarts_on_another_host_change_no_bit(place, slurm, untroubled):
     first = start(place, slurm, held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
     job = array_of(slurm)
@@ -118,7 +118,7 @@ def test_lost_nodes_and_a_killed_head_that_comes_back_on_another_host_change_no_
 
 
 @pytest.mark.parametrize("first_in_tasks", [True, False])
-def test_a_run_goes_on_in_tasks_or_on_one_machine_wherever_it_began(place, slurm, untroubled, first_in_tasks):
+def test_a_run_can_move_between_tasks_and_one_machine(place, slurm, untroubled, first_in_tasks):
     here = partial(protofleet_here, place)
     there = partial(start, place, slurm)
     begin, go_on = (there, here) if first_in_tasks else (here, there)
@@ -133,13 +133,15 @@ def test_a_run_goes_on_in_tasks_or_on_one_machine_wherever_it_began(place, slurm
 
 
 @only_with_engines
-def test_tasks_that_an_engine_cannot_be_asked_about_end_before_the_run_goes_on_here(place, slurm, untroubled):
+def test_tasks_of_an_unavailable_engine_end_before_the_run_continues_on_one_machine(place, slurm, untroubled):
     first = start(place, slurm, held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
     job = array_of(slurm)
     kill_head(first)
     assert len(slurm.pids(job)) == 2
-    said = finish(protofleet_here(place, "--resume"))  # Its PATH has no commands of this engine.
+    said = finish(
+        protofleet_here(place, "--resume")
+    )  # The PATH of this command has no commands of the engine.
     assert "tasks that still run the devices of runs/small end within 3 s" in said
     assert "the run goes on without its tasks" in (place / "runs/small/engine/0.log").read_text()
     assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
@@ -149,7 +151,7 @@ def test_tasks_that_an_engine_cannot_be_asked_about_end_before_the_run_goes_on_h
 def test_a_federation_in_tasks_uses_the_nodes_of_an_external_broker_that_accept_it(
     place, slurm, untroubled, tmp_path
 ):
-    """The first address is dead. The nodes need not reach this machine, so no first task connects to it."""
+    """No broker listens at the first address. The nodes need not reach this machine, so there is no first task."""
     secured = start_enrolled(tmp_path / "fleet", *(f"device-{i + 1}" for i in range(3)))
     hosts = [f"127.0.0.1:{port}" for port in (free_port(), secured.broker.port)]
     changes = ("kind=external", f"enrolled={secured.fleet.folder}", f"address.hosts={json.dumps(hosts)}")
@@ -171,7 +173,9 @@ def protofleet_here(place, *more, held=None):
 
 
 @only_with_engines
-def test_a_command_that_is_ended_leaves_no_task_within_ten_seconds_and_goes_on(place, slurm, untroubled):
+def test_a_terminated_command_ends_all_tasks_in_ten_seconds_and_the_run_can_continue(
+    place, slurm, untroubled
+):
     held = HeldRun(place / "held", 2)
     first = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -199,7 +203,7 @@ def test_a_second_head_is_refused_in_one_line(place, slurm, untroubled):
 
 
 @only_with_engines
-def test_a_broker_that_is_killed_is_started_again_on_its_host(place, slurm, untroubled):
+def test_a_killed_broker_is_restarted_on_its_host(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -211,7 +215,7 @@ def test_a_broker_that_is_killed_is_started_again_on_its_host(place, slurm, untr
 
 
 @only_with_engines
-def test_a_share_that_ends_three_times_in_a_row_ends_a_run_without_its_quorum(place, slurm):
+def test_a_run_without_its_quorum_ends_if_a_share_ends_three_times_in_a_row(place, slurm):
     slurm.break_share(1)
     said = finish(start(place, slurm), 1)
     assert said.count("is submitted again as job") == 2
@@ -220,7 +224,7 @@ def test_a_share_that_ends_three_times_in_a_row_ends_a_run_without_its_quorum(pl
 
 
 @only_with_engines
-def test_a_task_that_ends_although_the_run_goes_on_is_submitted_again(place, slurm, untroubled):
+def test_a_task_that_ends_during_the_run_is_submitted_again(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -232,7 +236,7 @@ def test_a_task_that_ends_although_the_run_goes_on_is_submitted_again(place, slu
     assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
 
 
-def test_an_engine_that_is_away_for_a_time_changes_nothing(place, slurm, untroubled):
+def test_an_engine_that_does_not_answer_for_a_time_changes_no_bit(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -244,7 +248,7 @@ def test_an_engine_that_is_away_for_a_time_changes_nothing(place, slurm, untroub
     assert bits(place / "runs" / "small") == untroubled and nothing_is_left(slurm)
 
 
-def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
+def test_two_tasks_with_the_same_devices_change_no_bit(place, slurm, untroubled):
     held = HeldRun(place / "held", 2)
     run = start(place, slurm, held=held)
     wait_for_rounds(place, 2)
@@ -264,7 +268,7 @@ def test_two_tasks_with_one_group_change_no_bit(place, slurm, untroubled):
 
 
 @only_with_engines
-def test_a_head_in_a_job_whose_node_is_lost_goes_on_and_is_not_repeated_after_its_end(
+def test_a_head_in_a_job_continues_after_a_lost_node_and_does_not_repeat_a_finished_run(
     place, slurm, untroubled
 ):
     command_at_login = start(place, slurm, "--head", "job", held=HeldRun(place / "held", 2))
@@ -286,7 +290,7 @@ def test_a_head_in_a_job_whose_node_is_lost_goes_on_and_is_not_repeated_after_it
 
 
 @only_with_engines
-def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, untroubled):
+def test_an_interrupt_of_a_command_that_waits_for_a_head_ends_all_tasks(place, slurm, untroubled):
     at_login = start(place, slurm, "--head", "job", held=HeldRun(place / "held", 2))
     wait_for_rounds(place, 2)
     array_of(slurm)
@@ -306,9 +310,7 @@ def test_a_command_that_waits_for_a_head_in_a_job_ends_all_of_it(place, slurm, u
 
 
 @only_with_engines
-def test_a_head_that_has_finished_after_detach_is_shown_by_the_same_command_and_does_not_run_again(
-    place, slurm, untroubled
-):
+def test_the_same_command_shows_the_end_of_a_detached_head_and_starts_no_run(place, slurm, untroubled):
     finish(start(place, slurm, "--head", "job", "--detach"))
     summary = place / "runs" / "small" / "summary.json"
     assert wait_until(lambda: summary.exists() and nothing_is_left(slurm), 120)

@@ -71,20 +71,20 @@ def comment_of(path):
 
 
 @pytest.mark.parametrize("cell", sorted(CELLS))
-def test_each_cell_of_a_table_has_its_file_method_and_figure(cell):
+def test_each_cell_of_a_table_has_a_file_with_its_method_and_figure(cell):
     path = FOLDER / f"{cell}.toml"
     assert read_with_bases(path)["method"]["name"] == cell.rsplit("-", 1)[1]
     said = re.search(r"(\d+\.\d+) % (on average )?in the paper", comment_of(path))
     assert said and float(said[1]) == pytest.approx(CELLS[cell], abs=0.0051), said and said[0]
 
 
-def test_no_file_is_of_a_table_that_has_no_such_cell():
+def test_every_table_file_belongs_to_a_cell_of_a_table():
     files = {str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/table*.toml")}
     assert {name for name in files - CELLS.keys() if not ABLATIONS.match(name)} == set()
 
 
 @pytest.mark.parametrize(("pattern", "key", "value"), STATED, ids=lambda part: str(part)[:40])
-def test_a_setting_that_a_paper_states_is_its_files(pattern, key, value):
+def test_each_setting_that_a_paper_states_is_in_its_files(pattern, key, value):
     files = sorted(FOLDER.glob(f"{pattern}.toml"))
     assert files
     for path in files:
@@ -100,6 +100,6 @@ def value_at(table, key):
 
 
 @pytest.mark.parametrize("name", sorted(SWEEPS))
-def test_a_figure_s_sweep_goes_from_end_to_end_of_what_the_paper_shows(name):
+def test_the_sweep_of_a_figure_covers_the_range_that_the_paper_shows(name):
     grid = tomllib.loads((FOLDER / "sweeps" / f"{name}.toml").read_text())["grid"]
     assert {key: (values[0], values[-1]) for key, values in grid.items()} == SWEEPS[name]

@@ -1,6 +1,6 @@
-"""A run whose process fails shows the last line of its log, and a full disk before anything else.
+"""A run whose process fails reports the last line of its log, or the full disk if the disk is full.
 
-It makes no difference whether the processes are forked or are separate interpreters.
+This is the same for forked processes and for separate interpreters.
 """
 
 import subprocess
@@ -72,18 +72,18 @@ def test_the_reason_of_a_failure_is_the_last_line_of_the_log(processes, tmp_path
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
     ],
 )
-def test_the_last_line_of_who_ends_without_a_word_is_no_reason(processes, tmp_path, last, how):
+def test_an_ordinary_last_line_of_the_log_is_not_the_reason_of_a_failure(processes, tmp_path, last, how):
     said = "2026-11-27 02:00:00,000 INFO round 1 train: question"
     ended(processes, "one", f"import os; print('{said}', flush=True); {last}")
     assert processes.reason("one") == f"its process {how} {SILENT.format(tmp_path / 'logs' / 'one.log')}"
 
 
-def test_a_module_that_cannot_be_imported_is_the_reason_in_one_line(processes):
+def test_a_failed_import_is_the_reason_in_one_line(processes):
     ended(processes, "one", "import protofleet.nowhere")
     assert processes.failed() == {"one": "ModuleNotFoundError: No module named 'protofleet.nowhere'"}
 
 
-def test_a_process_that_waits_for_room_on_its_disk_is_the_reason_of_all(processes, tmp_path):
+def test_a_process_that_waits_for_disk_space_makes_the_full_disk_the_reason(processes, tmp_path):
     assert processes.disk_problem() == ""
     ended(processes, "one", f"print('the disk is full: no work is taken on {PAUSED}')")
     ended(processes, "two", "import sys; sys.exit('protofleet: broken')")

@@ -1,4 +1,4 @@
-"""A run of real processes gives the same row again, stops where its policy says, and names its sources."""
+"""A run of real processes gives the same row again, stops when its policy stops it, and names its sources."""
 
 import json
 
@@ -13,8 +13,8 @@ from tests.lab.local.test_run import furnished, lines, protofleet
 
 
 @pytest.mark.slow
-def test_a_run_repeats_to_its_row_and_names_what_it_came_from(tmp_path):
-    """Bits of the wire beside the tensors depend on timing; accuracies and bytes of tensors do not."""
+def test_a_repeated_run_gives_the_same_row_and_names_its_sources(tmp_path):
+    """The other bytes on the wire depend on timing, but accuracies and bytes of tensors do not."""
     place = furnished(tmp_path)
     for folder in ("one", "two"):
         done = protofleet("run", "small.toml", "--runs", folder, cwd=place)
@@ -36,7 +36,7 @@ def test_a_run_repeats_to_its_row_and_names_what_it_came_from(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_its_policy_stops_ends_like_a_finished_one(tmp_path):
+def test_a_run_that_its_policy_stops_ends_like_a_finished_run(tmp_path):
     place = furnished(tmp_path)
     stop = ("--set", "rounds=60", "--set", "policy.stop.accuracy=0.4", "--set", "data.validation=0.2")
     done = protofleet("run", "small.toml", *stop, cwd=place)
@@ -63,7 +63,7 @@ SMALL = 'name = "small"\nrounds = 2\n[method]\nname = "fedavg"\n[data]\nsource =
         ("[policy.stop]\naccuracy = 1.5\n", "at most 1"),
     ],
 )  # fmt: skip
-def test_a_stop_that_could_never_happen_is_refused_with_a_way_out(tmp_path, policy, words):
+def test_a_stop_rule_that_can_never_apply_is_refused_with_a_fix(tmp_path, policy, words):
     text = SMALL if policy.startswith("[policy") else SMALL.partition("[data]")[0]
     (tmp_path / "small.toml").write_text(text + policy)
     with pytest.raises(SettingsError, match=words):

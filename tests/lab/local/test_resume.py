@@ -1,4 +1,4 @@
-"""A run that is killed with all its processes continues to the same bits, and no other run is taken for it."""
+"""A run that is killed with all its processes continues to the same bits, and other runs are not mistaken for it."""
 
 import json
 import os
@@ -83,14 +83,16 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     run.wait()
     assert wait_until(lambda: not any(alive(child) for child in family)), "its processes end with it"
     again = protofleet(*arguments, "--resume", cwd=place, timeout=200)
-    assert "is finished" not in again.stderr, f"it was over before it was killed; PROTOFLEET_TEST_SEED={SEED}"
+    assert "is finished" not in again.stderr, (
+        f"the run had ended before it was killed; PROTOFLEET_TEST_SEED={SEED}"
+    )
     assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
-    # Perhaps no round says that it was resumed: the last one may have its line before the next one begins.
+    # Perhaps no line of a round has the mark of the restart: the line may be written before the next round begins.
     assert "resuming in round" in (place / "runs" / "small" / "logs" / "coordinator.log").read_text()
     assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
     for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):
-        assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "none is lost"
+        assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "no byte is lost"
 
 
 def a_rounds_seconds(folder):
@@ -117,7 +119,7 @@ def wait_until(true, seconds=20):
     ("left", "words"),
     [("nothing", "runs/small does not exist"), ("a finished run", "runs/small is finished")],
 )
-def test_resume_begins_no_new_run(place, left, words):
+def test_resume_does_not_start_a_new_run(place, left, words):
     if left == "a finished run":
         folder = place / "runs" / "small"
         folder.mkdir(parents=True)
@@ -128,7 +130,7 @@ def test_resume_begins_no_new_run(place, left, words):
     assert left != "nothing" or not (place / "runs" / "small").exists()
 
 
-def test_resume_is_for_one_run_and_not_for_a_fresh_one(place):
+def test_resume_is_refused_with_fresh_and_with_several_seeds(place):
     done = protofleet("run", "small.toml", "--resume", "--fresh", cwd=place)
     assert done.returncode == 2 and "not allowed with" in done.stderr
     done = protofleet("run", "small.toml", "--resume", "--seeds", "1", "2", cwd=place)

@@ -1,4 +1,4 @@
-"""The command as a person uses it does whole runs in real processes and answers each mistake with one line."""
+"""The command does whole runs in real processes, and reports each mistake in one line."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def lines(place, name="small"):
 
 
 @pytest.mark.parametrize("broker", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
-def test_a_run_leaves_its_results_and_its_report(place, broker):
+def test_a_run_writes_its_results_and_its_report(place, broker):
     (place / "small.toml").write_text(SMALL.format(data=place / "data", broker=broker))
     done = protofleet("run", "small.toml", cwd=place)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -115,13 +115,15 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place):
+def test_a_run_that_diverges_ends_with_exit_code_4_and_writes_a_report(place):
     wild = ("method.lr=1000.0", "method.momentum=0.99", "method.epochs=40")
     options = ("small.toml", *(part for change in wild for part in ("--set", change)))
     done = protofleet("run", *options, cwd=place)
     assert done.returncode == 4, done.stderr + done.stdout
     assert done.stderr.splitlines()[-1].startswith("protofleet: the run cannot continue: ")
-    assert "lower method.lr" in done.stderr and "cannot continue" not in done.stdout, "it is said once"
+    assert "lower method.lr" in done.stderr and "cannot continue" not in done.stdout, (
+        "the error is printed once"
+    )
     assert "Traceback" not in done.stderr
     run = place / "runs" / "small"
     assert "This run has come to nothing: " in (run / "report.html").read_text()
@@ -134,7 +136,7 @@ def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place)
 
 
 @pytest.mark.slow
-def test_a_run_whose_budgets_are_spent_says_so_with_exit_code_5_and_leaves_its_results(place):
+def test_a_run_with_a_spent_budget_ends_with_exit_code_5_and_writes_its_results(place):
     options = ("small.toml", "--set", "rounds=6", "--set", "budget.price_per_gb=4", "--set")
     done = protofleet("run", *options, "budget.bytes_per_device=220 kB", cwd=place)
     assert done.returncode == 5, done.stderr + done.stdout
@@ -157,7 +159,7 @@ def test_a_run_whose_budgets_are_spent_says_so_with_exit_code_5_and_leaves_its_r
 
 
 @pytest.mark.slow
-def test_a_budget_that_holds_no_round_is_refused_before_anything_starts(place):
+def test_a_device_budget_too_small_for_one_round_is_refused_before_the_run_starts(place):
     done = protofleet("run", "small.toml", "--set", "budget.bytes_per_device=50 kB", cwd=place)
     assert done.returncode == 2 and not (place / "runs").exists()
     (said,) = done.stderr.splitlines()
@@ -169,7 +171,7 @@ def test_a_budget_that_holds_no_round_is_refused_before_anything_starts(place):
 
 
 @pytest.mark.slow
-def test_a_limit_of_the_whole_run_that_holds_no_round_is_refused_before_anything_starts(place):
+def test_a_run_budget_too_small_for_one_round_is_refused_before_the_run_starts(place):
     done = protofleet("run", "small.toml", "--set", "budget.bytes=100 kB", cwd=place)
     assert done.returncode == 2 and not (place / "runs").exists()
     (said,) = done.stderr.splitlines()
@@ -182,7 +184,7 @@ ROUNDS = 12
 
 
 def start(place, held=None):
-    """Start a run of ROUNDS rounds, or as many as `held` lets it have."""
+    """Start a run of ROUNDS rounds, or fewer if `held` stops it."""
     environment = held.environment if held else {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command("run", "small.toml", "--set", f"rounds={ROUNDS}"),
@@ -218,7 +220,7 @@ def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
 
 
 @pytest.mark.slow
-def test_a_sigterm_ends_a_sweep_as_an_interrupt_does_and_the_same_command_goes_on(place):
+def test_a_sigterm_stops_a_sweep_and_the_same_command_continues_it(place):
     held = HeldRun(place / "held", 4)
     sweep = ("sweep", "small.toml", "--set", "rounds=8", "--grid", "method.lr=0.01,0.02", "--seeds", "1")
     first = subprocess.Popen(
@@ -238,7 +240,7 @@ def test_a_sigterm_ends_a_sweep_as_an_interrupt_does_and_the_same_command_goes_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
-def test_a_broker_of_the_run_that_is_killed_is_started_again_at_once(place, broker):
+def test_a_killed_broker_of_the_run_is_restarted_at_once(place, broker):
     (place / "small.toml").write_text(SMALL.format(data=place / "data", broker=broker))
     run = start(place, held := HeldRun(place / "held", 4))
     wait_for_rounds(place, 3)
@@ -249,7 +251,7 @@ def test_a_broker_of_the_run_that_is_killed_is_started_again_at_once(place, brok
     assert run.returncode == 0, out + err
     assert "has ended (killed by signal 9); it is started again, and the run goes on" in out
     assert [r["round"] for r in lines(place)] == list(range(1, ROUNDS + 2))
-    assert max(r["seconds"] for r in lines(place)) < 30, "it was 73 s before anybody noticed"
+    assert max(r["seconds"] for r in lines(place)) < 30, "the restart took 73 s in an earlier version"
 
 
 def processes_with(*words):
@@ -266,7 +268,7 @@ def processes_with(*words):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_put_aside_and_other_settings_are_not_mixed_into_an_unfinished_one(place):
+def test_a_finished_run_is_renamed_and_an_unfinished_run_refuses_other_settings(place):
     run = place / "runs" / "small"
     run.mkdir(parents=True)
     (run / "experiment.toml").write_text("rounds = 99\n")
@@ -303,7 +305,7 @@ MISTAKES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_clear_line_with_its_exit_code(place, mistake):
+def test_a_mistake_gives_one_clear_line_and_its_exit_code(place, mistake):
     arguments, code, words = MISTAKES[mistake]
     empty = place / "empty"
     empty.mkdir()
@@ -317,7 +319,7 @@ def test_a_mistake_is_one_clear_line_with_its_exit_code(place, mistake):
 
 
 @pytest.mark.slow
-def test_where_a_thread_runs_as_python_starts_a_run_says_so_and_spawns_when_it_is_told(place):
+def test_a_second_thread_at_the_start_is_refused_for_fork_and_accepted_for_spawn(place):
     (place / "sitecustomize.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
@@ -352,7 +354,7 @@ size = 8
 
 
 @pytest.mark.slow
-def test_a_device_without_a_broker_or_a_key_says_so(place):
+def test_a_device_without_a_key_or_a_broker_ends_with_the_reason(place):
     (place / "device.toml").write_text(DEVICE.format(port=1))
     done = protofleet("device", "device.toml", cwd=place)
     assert done.returncode == 2 and "there is no key file keys/a.key" in done.stderr
@@ -363,7 +365,7 @@ def test_a_device_without_a_broker_or_a_key_says_so(place):
     assert not re.search("Traceback", done.stderr)
 
 
-def test_keys_are_never_overwritten(place):
+def test_existing_keys_are_not_overwritten(place):
     assert protofleet("keys", "a", cwd=place).returncode == 0
     done = protofleet("keys", "a", cwd=place)
     assert done.returncode == 2 and "exists" in done.stderr
@@ -380,7 +382,7 @@ def mount(place, size):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_clear_line_and_the_run_continues_when_there_is_room(place):
+def test_a_full_disk_gives_one_clear_line_and_the_run_continues_when_there_is_room(place):
     runs = place / "runs"
     mount(runs, "3m")
     try:

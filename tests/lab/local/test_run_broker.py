@@ -12,7 +12,7 @@ from protofleet.protocol.settings.reader import SettingsError, decode, encode, w
 from protofleet.protocol.transport import address as addresses
 from tests.conftest import PATIENCE
 
-preflight = partial(addresses.preflight, seconds=PATIENCE)  # even if the machine stands still for a time
+preflight = partial(addresses.preflight, seconds=PATIENCE)  # enough even if the machine stops for a time
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
     "devices": {"clients": {"mnist": 2}},
@@ -24,7 +24,7 @@ def experiment(**broker):
 
 
 @pytest.mark.parametrize("choice", [{"kind": "mosquitto"}, {"kind": "mosquitto", "tls": "on"}])
-def test_a_mosquitto_takes_the_parties_of_the_run_and_nobody_else(tmp_path, broker, choice):
+def test_mosquitto_accepts_only_the_parties_of_the_run(tmp_path, broker, choice):
     with broker_of_run(experiment(**choice), tmp_path) as running:
         assert "TLS 1.3" in running.description
         for name in ("coordinator", "mnist-1", "mnist-2"):
@@ -39,14 +39,14 @@ def test_a_mosquitto_takes_the_parties_of_the_run_and_nobody_else(tmp_path, brok
         )
 
 
-def test_a_run_in_the_clear_has_to_be_asked_for(tmp_path, broker):
+def test_a_run_is_without_tls_only_if_the_setting_tls_is_off(tmp_path, broker):
     with broker_of_run(experiment(kind="mosquitto", tls="off"), tmp_path) as running:
         assert running.address_for("mnist-1").tls is None and "TLS" not in running.description
         assert preflight(running.address) is None
-    assert (tmp_path / "enrolled" / "devices").exists(), "messages are sealed all the same"
+    assert (tmp_path / "enrolled" / "devices").exists(), "messages are still sealed"
 
 
-def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedded):
+def test_the_embedded_broker_has_no_tls_and_refuses_the_setting_tls(tmp_path, embedded):
     with broker_of_run(experiment(kind="embedded"), tmp_path) as running:
         assert running.address_for("mnist-1").tls is None and preflight(running.address) is None
     for kind, words in (("embedded", "cannot use TLS"), ("external", r"uses the table address\.tls")):
@@ -54,12 +54,12 @@ def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedde
             experiment(kind=kind, tls="on")
 
 
-def test_a_device_that_bears_the_brokers_name_is_told(tmp_path):
+def test_a_device_with_the_name_of_the_broker_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="cannot be called 'broker'"):
         enrol_federation(tmp_path, "tiny", ["d1", "broker"])
 
 
-def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
+def test_a_run_that_an_earlier_version_began_is_continued(tmp_path, capsys):
     """The earlier version wrote its settings without those that were added later."""
     folder = tmp_path / "tiny"
     folder.mkdir()

@@ -46,7 +46,7 @@ def test_joules_of_training_are_the_watts_times_the_seconds_of_work(run):
             assert float(seconds) > 0.5, "too short to tell"
 
 
-def test_every_round_has_the_joules_of_every_device_and_all_are_those_of_the_board(run):
+def test_every_round_has_the_joules_of_every_device_and_their_sum_is_that_of_the_board(run):
     found = energy(run)
     assert len(found) == 3 and all(len(one) == DEVICES for one in found)
     total = sum(sum(phases.values()) for one in found for phases in one.values())
@@ -61,7 +61,7 @@ def test_every_round_has_the_temperature_of_every_device(run):
         assert line["temperature"] == {f"device-{number}": 61.5 for number in range(1, DEVICES + 1)}
 
 
-def test_the_report_and_the_log_say_what_was_measured_and_by_which_sensor(run):
+def test_the_report_shows_the_energy_and_the_log_names_the_sensor(run):
     text = (run[0] / "report.html").read_text()
     assert "Energy</h2>" in text and "No power sensor" not in text
     said = (run[0] / "logs" / "device-1.log").read_text()

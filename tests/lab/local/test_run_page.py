@@ -1,4 +1,4 @@
-"""`run --page` prints the address of a live page, and its port is no setting of the experiment."""
+"""`run --page` prints the address of a live page, and its port is not part of the experiment."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.lab.local.test_run import command, furnished, protofleet
 SOON = 10.0
 
 
-def test_the_port_of_the_page_does_not_decide_whether_a_run_is_continued(tmp_path):
+def test_a_run_with_another_page_port_is_continued(tmp_path):
     file = furnished(tmp_path) / "small.toml"
     with_page, without = read_experiment(file, ["page_port=8470"]), read_experiment(file, [])
     (tmp_path / "experiment.toml").write_text(write_toml(recorded(without)))
@@ -50,7 +50,7 @@ def test_a_run_with_a_page_prints_its_address_and_serves_it_until_the_end(tmp_pa
 
 
 @pytest.mark.slow
-def test_several_runs_have_one_address_and_a_sweep_has_one_too(tmp_path):
+def test_several_runs_and_a_sweep_have_one_page_address(tmp_path):
     place, more = furnished(tmp_path), ("--page", "--set", "rounds=1", "--set", "data.validation=0.2")
     for words in (
         ("run", "small.toml", "--seeds", "1", "2"),
@@ -63,7 +63,7 @@ def test_several_runs_have_one_address_and_a_sweep_has_one_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_port_of_the_page_that_is_taken_ends_the_run_with_one_line(tmp_path):
+def test_a_page_port_that_is_in_use_ends_the_run_with_one_line(tmp_path):
     place = furnished(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

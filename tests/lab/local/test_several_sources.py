@@ -50,22 +50,22 @@ def test_each_device_gets_its_domain_from_its_source(file):
     assert sizes == {"mnist-1": (100, 30), "mnist-2": (100, 30), "synth": (20, 30), "mnistm": (20, 30)}
 
 
-def test_without_numbers_every_domain_has_as_many_devices(file):
+def test_every_domain_has_the_same_number_of_devices_by_default(file):
     assert list(decoded(file).shards) == ["mnist", "synth", "mnistm"]
     doubled = decoded(file + "[devices]\nper_domain = 2").shards
     assert list(doubled) == [f"{d}-{i}" for d in ("mnist", "synth", "mnistm") for i in (1, 2)]
 
 
-def test_a_domain_may_be_left_without_a_device(file):
+def test_a_domain_may_have_no_device(file):
     assert list(decoded(file + "[devices]\nclients = { synth = 1 }").shards) == ["synth"]
 
 
-def test_what_was_run_is_written_so_that_it_can_be_read_again(file):
+def test_an_experiment_with_domains_can_be_written_and_read_again(file):
     experiment = decoded(file)
     assert decoded(write_toml(encode(experiment))) == experiment
 
 
-def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
+def test_the_command_data_shows_the_samples_of_every_device(file, tmp_path, capsys):
     path = tmp_path / "several.toml"
     path.write_text(file)
     assert main(["data", str(path), "--set", "domains.synth.fraction=0.5"]) == 0
@@ -95,13 +95,13 @@ def test_a_person_is_told_what_every_device_has(file, tmp_path, capsys):
         ("[devices]\nclients = { mnist = 3 }", "fraction is 0.5, .* at most 0.333, .* for each of 3 clients"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_where(file, more, message):
+def test_a_mistake_is_refused_in_one_line_that_names_its_place(file, more, message):
     with pytest.raises(SettingsError, match=message) as error:
         decoded(f"{file}\n{more}")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("key, value", [("source", "usps"), ("root", "here"), ("domain", "mnist")])
-def test_two_answers_to_where_data_are_from_are_refused(file, key, value):
+def test_data_keys_that_the_domains_set_are_refused(file, key, value):
     with pytest.raises(SettingsError, match=rf"data.{key} is '{value}', but \[domains\] names the source"):
         decoded(file.replace("[data]\n", f"[data]\n{key} = '{value}'\n"))

@@ -1,4 +1,4 @@
-"""`protofleet fleet --share` runs one group of devices, follows the broker, and tells which devices have failed."""
+"""`protofleet fleet --share` runs one group of devices, follows the broker, and reports failed devices."""
 
 import json
 import os
@@ -46,11 +46,11 @@ def start(run, *more):
 
 
 def device_of(fleet):
-    """Return the process of the devices of a task, which has a name of its own; 0 if there is none."""
+    """Return the process of the devices of a task, which has its own name; 0 if there is no such process."""
     return next((pid for pid in descendants(fleet.pid) if name_of(pid).startswith("devices-")), 0)
 
 
-def test_parts_are_dealt_out_in_turn_unless_a_file_divides_the_devices(run):
+def test_devices_are_divided_in_turn_unless_a_file_divides_them(run):
     assert [DeviceShare(i, 2).devices(run / "devices") for i in (0, 1)] == [["d1", "d3"], ["d2"]]
     (run / "engine" / "groups.json").write_text('[["d2", "d3"], ["d1"]]')
     assert [DeviceShare(i, 2).devices(run / "devices") for i in (0, 1)] == [["d2", "d3"], ["d1"]]
@@ -64,13 +64,13 @@ def test_parts_are_dealt_out_in_turn_unless_a_file_divides_the_devices(run):
         ('[["d1"', r"cannot be read .*--fresh"),
     ],
 )
-def test_groups_of_other_devices_are_refused_in_one_line(run, groups, words):
+def test_groups_that_do_not_fit_the_devices_are_refused(run, groups, words):
     (run / "engine" / "groups.json").write_text(groups)
     with pytest.raises(SettingsError, match=words):
         DeviceShare(0, 2).devices(run / "devices")
 
 
-def test_a_part_without_devices_is_refused(run):
+def test_a_share_without_devices_is_refused(run):
     with pytest.raises(SettingsError, match="has only 3 devices; use at most 3 parts"):
         DeviceShare(4, 5).devices(run / "devices")
 
@@ -98,7 +98,7 @@ def test_wrong_options_are_refused_in_one_line(run, capsys, options, words):
     assert words in line
 
 
-def test_a_file_of_an_earlier_start_says_nothing_about_the_devices_now(tmp_path):
+def test_a_file_of_an_earlier_start_is_ignored(tmp_path):
     path = tmp_path / "ended.json"
     EndedDevices("first", {"d1": "no data"}).write(path)
     assert failed_devices(path, "first") == {"d1": "no data"}
@@ -110,7 +110,7 @@ def test_a_file_of_an_earlier_start_says_nothing_about_the_devices_now(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"host": "h"}', '{"host": "h", "port": "p"}'])
-def test_a_broker_file_that_cannot_be_read_is_no_new_place(tmp_path, text):
+def test_a_broker_file_that_cannot_be_read_is_ignored(tmp_path, text):
     path = tmp_path / "broker.json"
     assert read_broker_place(path) is None
     path.write_text(text)
@@ -120,7 +120,7 @@ def test_a_broker_file_that_cannot_be_read_is_no_new_place(tmp_path, text):
 
 
 @pytest.mark.slow
-def test_without_a_broker_file_the_command_fails_with_its_devices_so_that_a_cluster_starts_it_again(run):
+def test_the_command_without_a_broker_file_fails_if_its_devices_fail(run):
     words = command("fleet", run / "devices", "--share", "0/2")
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=120)
@@ -148,7 +148,7 @@ def test_devices_whose_process_ends_three_times_have_failed_until_the_broker_mov
     assert "signal SIGTERM" in fleet.communicate(timeout=60)[1] and fleet.returncode == 1
 
 
-def test_a_broker_of_several_nodes_leaves_the_addresses_in_the_settings(tmp_path):
+def test_a_broker_with_several_nodes_keeps_the_addresses_in_the_settings(tmp_path):
     BrokerPlace("", 0, "first").write(tmp_path / "broker.json")
     place = read_broker_place(tmp_path / "broker.json")
     assert place == BrokerPlace("", 0, "first") and place.changes == []
@@ -157,7 +157,7 @@ def test_a_broker_of_several_nodes_leaves_the_addresses_in_the_settings(tmp_path
 
 
 @pytest.mark.parametrize("more", [(), ("--share", "0/1")])
-def test_one_address_for_devices_that_know_several_nodes_is_refused_in_one_line(tmp_path, capsys, more):
+def test_one_broker_address_is_refused_for_devices_with_several_broker_hosts(tmp_path, capsys, more):
     (tmp_path / "d1").mkdir()
     (tmp_path / "d1" / "device.toml").write_text('[broker]\nhosts = ["a:1", "b:1"]\n')
     assert main(["fleet", str(tmp_path), "--broker", "c:1", *more]) == 2
@@ -165,14 +165,14 @@ def test_one_address_for_devices_that_know_several_nodes_is_refused_in_one_line(
     assert "d1/device.toml names the nodes of a cluster in broker.hosts; leave out --broker" in line
 
 
-def test_devices_are_forked_unless_their_run_wants_new_interpreters(run):
+def test_devices_are_forked_unless_the_run_sets_start_to_spawn(run):
     with Launcher(()) as launcher:
         assert starter_of(run, launcher) is launcher and isinstance(starter_of(run, None), Interpreters)
         (run / "experiment.toml").write_text('[devices]\nstart = "spawn"\n')
         assert isinstance(starter_of(run, launcher), Interpreters)
 
 
-def test_a_task_imports_what_devices_need_and_no_coordinator():
+def test_a_task_imports_the_modules_of_devices_but_not_of_the_coordinator():
     assert "protofleet.edge_client.group.main" in IMPORTED_BY_DEVICES
     left_out = set(IMPORTED) - set(IMPORTED_BY_DEVICES)
     assert left_out == {"protofleet.coordinator.config", "protofleet.coordinator.main"}
@@ -189,7 +189,7 @@ def with_settings_from_a_pipe(run):
 
 
 @pytest.mark.slow
-def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devices(run):
+def test_a_later_task_of_a_share_ends_the_earlier_task_before_it_starts_devices(run):
     with_settings_from_a_pipe(run)
     earlier = start(run)
     assert wait_until(lambda: device_of(earlier), 60)
@@ -206,7 +206,7 @@ def test_a_later_task_of_a_share_ends_the_earlier_one_before_it_starts_the_devic
 
 
 @pytest.mark.slow
-def test_a_device_process_starts_again_when_it_is_killed_and_when_the_broker_moves(run):
+def test_a_device_process_restarts_after_a_kill_and_after_a_move_of_the_broker(run):
     with_settings_from_a_pipe(run)
     fleet = start(run)
     assert fleet.stderr.readline() == "protofleet: the broker is at 127.0.0.1:1 now\n"

@@ -1,4 +1,4 @@
-"""Devices of a run can share processes: the results stay the same, and an error ends only what it must."""
+"""Devices of a run can share processes: the results stay the same, and an error ends only its device."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def pids_of_devices(folder):
 
 
 @pytest.mark.slow
-def test_ten_devices_in_one_process_that_is_killed_come_to_the_bits_of_a_process_each(place):
+def test_ten_devices_in_a_killed_process_give_the_same_bits_as_separate_processes(place):
     text = SMALL.format(data=place / "data", broker="auto").replace("count = 3", "count = 10")
     (place / "small.toml").write_text(text)
     arguments = ["run", "small.toml", "--set", "rounds=8", "--set", "method.name=fedpall"]
@@ -57,7 +57,7 @@ def test_ten_devices_in_one_process_that_is_killed_come_to_the_bits_of_a_process
     assert all(len(line["participants"]) == 10 for line in lines(place)[:-1])
 
 
-def test_a_device_that_cannot_start_leaves_the_others_of_its_process_alone(place):
+def test_a_device_that_cannot_start_does_not_stop_the_others_of_its_process(place):
     folder = place / "runs" / "small" / "devices" / "device-2"
     folder.mkdir(parents=True)
     (folder / "device.json").write_text("{")
@@ -73,7 +73,7 @@ def test_a_device_that_cannot_start_leaves_the_others_of_its_process_alone(place
 
 
 @pytest.mark.slow
-def test_a_run_that_can_reach_no_quorum_any_more_ends_with_the_reason_of_a_device(place):
+def test_a_run_that_cannot_reach_its_quorum_ends_with_the_reason_of_a_device(place):
     folder = place / "runs" / "small" / "devices" / "device-2"
     folder.mkdir(parents=True)
     (folder / "device.json").write_text("{")
@@ -94,7 +94,7 @@ METHOD = replace(fedavg.METHOD, Client=Client)
 
 
 @pytest.mark.slow
-def test_an_authors_error_ends_a_run_at_the_first_time(place):
+def test_an_error_in_a_plug_in_ends_the_run_at_once(place):
     """The error would come again at the same line, so no device is started again."""
     (place / "mine.py").write_text(AUTHORS)
     text = (place / "small.toml").read_text().replace('name = "fedavg"', 'file = "mine.py"')
@@ -127,7 +127,7 @@ def state_of(task):
 
 
 @pytest.mark.slow
-def test_a_device_that_an_error_has_ended_comes_back_into_its_process_and_the_run(place):
+def test_a_device_that_an_error_has_ended_restarts_in_its_process(place):
     held = HeldRun(place / "held", 4)
     run = subprocess.Popen(
         command("run", "small.toml", *TOGETHER, "--set", "rounds=10"), cwd=place, stdout=subprocess.PIPE, text=True,
@@ -136,12 +136,12 @@ def test_a_device_that_an_error_has_ended_comes_back_into_its_process_and_the_ru
     wait_for_rounds(place, 2)
     state = place / "runs" / "small" / "devices" / "device-2" / "device.json"
     (worker,) = [pid for pid in descendants(run.pid) if name_of(pid) == "devices-1"]
-    with standing_still(worker):  # otherwise it may write another one in between
+    with standing_still(worker):  # otherwise the process may write another file in between
         state.rename(state.with_name("aside"))
-        state.mkdir()  # it can replace no file
+        state.mkdir()  # a file cannot replace a folder
     held.let_go()
     assert wait_until(lambda: "device-2: ended by an error; the other" in log_of_devices(place), 30)
-    with standing_still(worker):  # otherwise it may start without any
+    with standing_still(worker):  # otherwise the device may start without a state
         state.rmdir()
         state.with_name("aside").rename(state)
     said = run.communicate(timeout=200)[0]
@@ -157,7 +157,7 @@ def test_a_device_that_an_error_has_ended_comes_back_into_its_process_and_the_ru
         ("0", 2, [1] * 8), ("0", 1, [8]), ('"each"', 1, [1] * 8), ("3", 2, [3, 3, 2]), ("20", 2, [1] * 8),
     ],
 )  # fmt: skip
-def test_devices_share_processes_above_four_a_core_or_as_it_is_set(place, setting, cores, sizes):
+def test_the_number_of_processes_follows_from_the_setting_and_the_cores(place, setting, cores, sizes):
     assignments = ["devices.count=8", f"devices.processes={setting}"]
     groups = read_experiment(place / "small.toml", assignments).device_groups(cores)
     assert [len(group) for group in groups] == sizes
@@ -168,7 +168,9 @@ def test_devices_share_processes_above_four_a_core_or_as_it_is_set(place, settin
     ("setting", "cores", "sizes"),
     [("0", 16, [2, 2, 2, 2]), ("0", 2, [4, 4]), ("each", 2, [1] * 8), ("6", 2, [2, 2, 1, 1, 1, 1])],
 )
-def test_devices_on_a_gpu_share_four_processes_or_as_many_as_are_set(place, setting, cores, sizes):
+def test_the_number_of_processes_on_a_gpu_follows_from_the_setting_and_the_cores(
+    place, setting, cores, sizes
+):
     """Each process takes memory of the GPU for its own context."""
     assignments = ["devices.count=8", f"devices.processes={setting}"]
     experiment = read_experiment(place / "small.toml", assignments)
@@ -178,7 +180,7 @@ def test_devices_on_a_gpu_share_four_processes_or_as_many_as_are_set(place, sett
 @pytest.mark.parametrize(
     ("asked", "version", "on_gpu"), [(True, "13.0", True), (True, None, False), (False, "13.0", False)]
 )
-def test_devices_compute_on_a_gpu_where_there_is_one_and_torch_is_built_for_it(
+def test_devices_compute_on_a_gpu_if_cuda_is_used_and_torch_is_built_for_it(
     monkeypatch, asked, version, on_gpu
 ):
     monkeypatch.setattr("protofleet.lab.local.run.uses_cuda", lambda compute: asked)
@@ -187,13 +189,13 @@ def test_devices_compute_on_a_gpu_where_there_is_one_and_torch_is_built_for_it(
 
 
 @pytest.mark.parametrize(("processes", "number"), [(1, 0), (2, 0), (3, 2), (10, 2)])
-def test_no_more_devices_work_at_a_time_than_there_are_cores(monkeypatch, tmp_path, processes, number):
+def test_no_more_devices_work_at_the_same_time_than_there_are_cores(monkeypatch, tmp_path, processes, number):
     monkeypatch.setattr("protofleet.lab.local.this_machine.available_cores", lambda: 2)
     expected = Slots(str(tmp_path / "slots"), number) if number else Slots()
     assert slots_of(tmp_path, processes) == expected
 
 
 @pytest.mark.parametrize("wrong", ["many", "-1", "1.5"])
-def test_processes_are_a_number_or_each(place, wrong):
+def test_the_setting_processes_must_be_a_number_or_each(place, wrong):
     with pytest.raises(SettingsError, match=r"devices\.processes is .* must be"):
         read_experiment(place / "small.toml", [f"devices.processes={wrong}"])

@@ -47,7 +47,7 @@ def holder(folder):
     return process
 
 
-def test_who_has_a_folder_is_said_to_whoever_comes_second_and_a_kill_frees_it(file, tmp_path, capsys):
+def test_a_second_command_is_refused_until_the_process_that_uses_the_folder_ends(file, tmp_path, capsys):
     runs = tmp_path / "runs"
     first = holder(runs / "two")
     try:
@@ -64,12 +64,10 @@ def test_who_has_a_folder_is_said_to_whoever_comes_second_and_a_kill_frees_it(fi
         first.wait()
     with sole_use(runs / "two"), pytest.raises(InUseError), sole_use(runs / "two"):
         pass
-    assert not (runs / "two").exists(), "the refused start has made nothing"
+    assert not (runs / "two").exists(), "the refused start has made no folder"
 
 
-def test_many_runs_of_which_another_command_has_one_are_refused_before_the_first_starts(
-    file, tmp_path, monkeypatch
-):
+def test_a_batch_is_refused_before_its_first_run_if_one_of_its_runs_is_in_use(file, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(batch, "run_experiment", lambda experiment, *rest: started.append(experiment.name))
     with sole_use(tmp_path / "runs" / "two-s2"):
@@ -81,7 +79,7 @@ def test_many_runs_of_which_another_command_has_one_are_refused_before_the_first
         assert main(["centralised", str(file), "--runs", str(tmp_path / "runs")]) == 2
 
 
-def test_where_nothing_can_be_written_a_sweep_tries_no_trial(file, tmp_path, capsys):
+def test_a_sweep_starts_no_trial_if_the_runs_folder_cannot_be_made(file, tmp_path, capsys):
     (tmp_path / "afile").touch()
     assert main(["sweep", str(file), "--grid", "method.lr=0.1,1", "--runs", str(tmp_path / "afile")]) == 2
     out, err = capsys.readouterr()
@@ -90,13 +88,13 @@ def test_where_nothing_can_be_written_a_sweep_tries_no_trial(file, tmp_path, cap
     assert not list(tmp_path.glob(".*.probe"))
 
 
-def test_a_full_disk_is_no_mistake_in_the_command():
+def test_a_full_disk_is_a_run_error_and_a_read_only_disk_is_a_settings_error():
     full, read_only = OSError(errno.ENOSPC, "No space left"), OSError(errno.EROFS, "Read-only file system")
     assert isinstance(cannot_be_made(Path("runs"), full), RunError)
     assert isinstance(cannot_be_made(Path("runs"), read_only), SettingsError)
 
 
-def test_a_batch_that_meets_a_run_of_another_command_ends_there(file, tmp_path, monkeypatch):
+def test_a_batch_ends_at_a_run_that_another_command_uses(file, tmp_path, monkeypatch):
     def run(experiment, *rest):
         raise InUseError("in use")
 
@@ -114,7 +112,7 @@ def unfinished(runs, round_of_snapshot):
         db.execute("INSERT INTO checkpoint (round) VALUES (?)", [round_of_snapshot])
 
 
-def test_a_start_that_never_ended_a_round_makes_way_for_other_settings(file, tmp_path, capsys):
+def test_a_run_without_a_finished_round_is_renamed_for_other_settings(file, tmp_path, capsys):
     experiment, runs = read_experiment(file, []), tmp_path / "runs"
     unfinished(runs, 1)
     prepare_folder(experiment, runs, fresh=False)
@@ -123,7 +121,7 @@ def test_a_start_that_never_ended_a_round_makes_way_for_other_settings(file, tmp
 
 
 @pytest.mark.parametrize("how", ["by its lines", "by its copied lines", "by its snapshots"])
-def test_a_run_that_has_ended_a_round_is_not_put_aside_by_itself(file, tmp_path, how):
+def test_a_run_with_a_finished_round_is_not_renamed_for_other_settings(file, tmp_path, how):
     unfinished(tmp_path, 2 if how == "by its snapshots" else 1)
     if how != "by its snapshots":
         name = "rounds.jsonl" if how == "by its lines" else "rounds.copy.jsonl"
@@ -154,7 +152,7 @@ def finished(runs):
     (runs / "two" / "summary.json").write_text("{}")
 
 
-def test_a_broker_that_nobody_reaches_is_said_before_an_earlier_run_is_renamed(file, tmp_path, capsys):
+def test_an_unreachable_broker_is_reported_before_an_earlier_run_is_renamed(file, tmp_path, capsys):
     finished(tmp_path / "runs")
     with socket.socket() as closed:  # bound, but no process listens
         closed.bind(("127.0.0.1", 0))
@@ -168,7 +166,7 @@ def test_a_broker_that_nobody_reaches_is_said_before_an_earlier_run_is_renamed(f
     assert (tmp_path / "runs" / "two" / "summary.json").exists()
 
 
-def test_a_start_that_came_to_nothing_gives_the_earlier_run_its_folder_back(file, tmp_path, capsys):
+def test_the_earlier_run_gets_its_folder_back_if_a_start_fails(file, tmp_path, capsys):
     finished(tmp_path)
     folder = tmp_path / "two"
     earlier = prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
@@ -179,7 +177,7 @@ def test_a_start_that_came_to_nothing_gives_the_earlier_run_its_folder_back(file
 
 
 @pytest.mark.parametrize("how", ["it was stopped", "it has ended a round"])
-def test_a_start_that_can_go_on_keeps_its_folder(file, tmp_path, how):
+def test_a_start_that_can_be_continued_keeps_its_folder(file, tmp_path, how):
     finished(tmp_path)
     earlier = prepare_folder(read_experiment(file, []), tmp_path, fresh=False)
     error = StoppedError("stopped") if how == "it was stopped" else RunError("a device failed")
@@ -191,7 +189,7 @@ def test_a_start_that_can_go_on_keeps_its_folder(file, tmp_path, how):
 
 
 @pytest.mark.slow
-def test_a_run_is_refused_while_another_is_at_it_and_goes_on_once_that_was_killed(place):
+def test_a_run_in_use_is_refused_and_the_next_command_continues_it_after_a_kill(place):
     first = start(place, held := HeldRun(place / "held", 3))
     wait_for_rounds(place, 2)
     for more in ([], ["--fresh"], ["--resume"]):
@@ -208,7 +206,7 @@ def test_a_run_is_refused_while_another_is_at_it_and_goes_on_once_that_was_kille
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what fails here needs a machine without CUDA")
-def test_after_a_start_that_failed_the_same_command_with_its_correction_runs(place):
+def test_the_corrected_command_runs_after_a_failed_start(place):
     failed = protofleet("run", "small.toml", "--set", "compute=cuda", cwd=place)
     assert failed.returncode == 1 and "cuda" in failed.stderr.lower()
     done = protofleet("run", "small.toml", cwd=place)

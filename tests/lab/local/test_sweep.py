@@ -1,4 +1,4 @@
-"""A sweep tries a grid with every seed, chooses by validation, and says whether the grid was wide enough."""
+"""A sweep tries a grid with every seed, chooses by validation, and warns if the grid was not wide enough."""
 
 import json
 from dataclasses import replace
@@ -57,7 +57,7 @@ def finished(grid, runs, scores):
             finish(runs, trial, validation + 0.01 * i, test)
 
 
-def test_every_point_is_tried_with_every_seed_under_names_that_say_its_values(file):
+def test_every_point_is_tried_with_every_seed_and_the_names_contain_its_values(file):
     grid = plan_grid(
         file, [read_axis("method.lr=0.02,0.1"), read_axis("method.mu=0,1")], [1, 2], ["rounds=3"]
     )
@@ -69,20 +69,20 @@ def test_every_point_is_tried_with_every_seed_under_names_that_say_its_values(fi
     assert (last.method["lr"], last.method["mu"], last.seed) == (0.1, 1, 2)
 
 
-def test_trials_are_hosted_in_one_process_unless_the_file_says_otherwise(file):
+def test_trials_run_in_one_process_unless_the_file_sets_processes(file):
     axes = [read_axis("method.lr=0.02")]
     assert {trial.devices.processes for trial in plan_grid(file, axes, [1], []).trials} == {1}
     own = plan_grid(file, axes, [1], ["devices.processes='each'"])
     assert {trial.devices.processes for trial in own.trials} == {"each"}
 
 
-def test_a_grid_that_is_extended_keeps_the_names_of_its_trials(file):
+def test_an_extended_grid_keeps_the_names_of_its_trials(file):
     few = plan_grid(file, [read_axis("method.lr=0.05,0.1")], [1], [])
     more = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1,0.2")], [1, 2], [])
     assert {trial.name for trial in few.trials} <= {trial.name for trial in more.trials}
 
 
-def test_values_that_no_name_can_hold_get_names_of_their_own(file):
+def test_values_that_do_not_fit_into_a_name_get_different_names(file):
     domains = [read_axis("devices.clients={mnist=1,synth=2},{mnist=2, synth=1}")]
     names = [point.name for point in plan_grid(file, domains, [1], []).points]
     assert len(set(names)) == 2 and all(name.startswith("base-") and len(name) <= 50 for name in names)
@@ -102,7 +102,7 @@ def test_values_that_no_name_can_hold_get_names_of_their_own(file):
         ("method.lr=0.1,1e-1", "has 0.1 and 1e-1, which are the same value"),
     ],
 )
-def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
+def test_a_wrong_axis_is_refused_with_the_reason(axis, words):
     with pytest.raises(SettingsError, match=words):
         read_axis(axis)
 
@@ -110,7 +110,7 @@ def test_a_wrong_axis_is_refused_with_the_way_out(axis, words):
 SWEEP = 'experiment = "base.toml"\nseeds = [4, 5]\nset = ["rounds=3"]\n[grid]\n"method.lr" = [0.02, 0.1]\n'
 
 
-def test_a_file_may_say_the_grid_of_an_experiment_beside_it(file):
+def test_a_sweep_file_contains_the_grid_for_an_experiment_file(file):
     path = file.parent / "rates.toml"
     path.write_text(SWEEP + '"network.head" = ["linear", "mlp"]\n')
     grid, choose = planned(path, Wish())
@@ -122,7 +122,7 @@ def test_a_file_may_say_the_grid_of_an_experiment_beside_it(file):
     assert {trial.rounds for trial in grid.trials} == {3} and len(grid.points) == 4
 
 
-def test_what_the_command_line_says_takes_the_place_of_the_files(file):
+def test_options_of_the_command_line_replace_values_of_the_sweep_file(file):
     path = file.parent / "rates.toml"
     path.write_text(SWEEP + '"method.mu" = [0, 1]\n')
     wish = Wish([read_axis("method.lr=0.5")], [7], ["rounds=9"], "best-validation")
@@ -148,14 +148,14 @@ def test_what_the_command_line_says_takes_the_place_of_the_files(file):
         (SWEEP.replace("base.toml", "none.toml"), "there is no file .*none.toml"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_way_out(file, text, words):
+def test_a_wrong_sweep_file_is_refused_with_the_reason(file, text, words):
     path = file.parent / "rates.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=words):
         planned(path, Wish())
 
 
-def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp_path):
+def test_wrong_values_and_repeated_axes_or_seeds_are_refused_before_a_run_starts(file, tmp_path):
     with pytest.raises(SettingsError, match=r"method\.lr is -1.*must be above 0"):
         plan_grid(file, [read_axis("method.lr=0.1,-1")], [1], [])
     with pytest.raises(SettingsError, match="--grid names method.lr twice"):
@@ -165,7 +165,7 @@ def test_a_value_that_is_out_of_bounds_is_refused_before_anything_runs(file, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_validation_chooses_and_test_does_not(file, tmp_path):
+def test_the_trial_is_chosen_by_validation_accuracy_and_not_by_test_accuracy(file, tmp_path):
     grid = plan_grid(file, [read_axis(f"method.lr={','.join(LR)}")], [1, 2], [])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.9), ("0.05",): (0.8, 0.6), ("0.1",): (0.7, 0.95)})
     trials = read_trials(grid, tmp_path, "validation")
@@ -175,7 +175,7 @@ def test_validation_chooses_and_test_does_not(file, tmp_path):
     assert "0.05" in trials.table().text() and "80.5 ± 0.7" in trials.table().text()
 
 
-def test_by_the_best_round_other_figures_are_compared(file, tmp_path):
+def test_the_choice_best_validation_compares_the_best_rounds(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05")], [1], [])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.9), ("0.05",): (0.8, 0.6)})
     best = read_trials(grid, tmp_path, "best-validation").chosen
@@ -183,14 +183,14 @@ def test_by_the_best_round_other_figures_are_compared(file, tmp_path):
 
 
 @pytest.mark.parametrize(("best", "warned"), [("0.02", True), ("0.05", False), ("0.1", True)])
-def test_a_choice_on_the_edge_of_its_grid_is_warned_of(file, tmp_path, best, warned):
+def test_a_choice_at_the_edge_of_the_grid_gives_a_warning(file, tmp_path, best, warned):
     grid = plan_grid(file, [read_axis("method.lr=0.05,0.02,0.1")], [1, 2], [])
     finished(grid, tmp_path, {(v,): (0.8 if v == best else 0.5, 0.6) for v in LR})
     (warning, *more) = [*read_trials(grid, tmp_path, "validation").warnings(), ""]
     assert warning.startswith(f"method.lr = {best} is an end of its grid") == warned and not any(more)
 
 
-def test_one_value_or_words_have_no_edge_and_one_seed_may_be_chance(file, tmp_path):
+def test_an_axis_of_one_value_or_of_words_has_no_edge_and_one_seed_gives_a_warning(file, tmp_path):
     axes = [read_axis("method.lr=0.1"), read_axis("network.head='linear','mlp'")]
     grid = plan_grid(file, axes, [1], [])
     finished(grid, tmp_path, {("0.1", "'linear'"): (0.5, 0.5), ("0.1", "'mlp'"): (0.6, 0.5)})
@@ -205,7 +205,7 @@ def all_at(grid, runs, scores):
             finish(runs, trial, scores[point.values[0]], 0.5)
 
 
-def test_a_choice_among_noise_is_warned_of_in_the_text_and_on_the_page(file, tmp_path):
+def test_a_choice_within_the_noise_gives_a_warning_in_the_text_and_on_the_page(file, tmp_path):
     few = ["devices={clients={optdigits=2}}", "data.samples=20"]
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], few)
     all_at(grid, tmp_path, {"0.02": 0.1, "0.05": 0.1, "0.1": 0.05})
@@ -229,14 +229,14 @@ def test_a_choice_among_noise_is_warned_of_in_the_text_and_on_the_page(file, tmp
         ),
     ],
 )
-def test_each_sign_of_noise_is_said_alone(file, tmp_path, scores, words):
+def test_each_sign_of_noise_is_reported_separately(file, tmp_path, scores, words):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
     all_at(grid, tmp_path, scores)
     (said,) = read_trials(grid, tmp_path, "validation").warnings()
     assert said.startswith(f"the choice may be noise: {words}") and "validation samples decide" not in said
 
 
-def test_what_lies_at_most_a_deviation_below_is_named(file, tmp_path):
+def test_points_at_most_one_deviation_below_the_choice_are_named(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1, 2], [])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.6), ("0.05",): (0.8, 0.6), ("0.1",): (0.796, 0.6)})
     trials = read_trials(grid, tmp_path, "validation")
@@ -244,7 +244,7 @@ def test_what_lies_at_most_a_deviation_below_is_named(file, tmp_path):
     assert "at most a deviation below it: method.lr = 0.1" in trials.lines()
 
 
-def test_a_point_of_which_a_seed_has_no_result_is_never_chosen(file, tmp_path):
+def test_a_point_without_the_result_of_a_seed_is_never_chosen(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05")], [1, 2], [])
     scores = {"0.02": 0.5, "0.05": 0.9}
     for trial in grid.trials[:3]:
@@ -256,14 +256,14 @@ def test_a_point_of_which_a_seed_has_no_result_is_never_chosen(file, tmp_path):
     assert read_trials(nothing, tmp_path, "validation").lines()[0].startswith("warning: nothing is chosen")
 
 
-def test_runs_without_validation_samples_are_refused_with_what_to_set(file, tmp_path):
+def test_trials_without_validation_samples_are_refused_with_a_fix(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02")], [1], [])
     finish(tmp_path, grid.trials[0], -1.0, 0.5)
     with pytest.raises(RunError, match=r"set data\.validation"):
         read_trials(grid, tmp_path, "validation")
 
 
-def test_what_was_found_is_written_as_json_a_table_and_a_page(file, tmp_path):
+def test_the_results_are_written_as_json_as_a_table_and_as_a_page(file, tmp_path):
     grid = plan_grid(file, [read_axis(f"method.lr={','.join(LR)}"), read_axis("method.mu=0,1")], [1, 2], [])
     finished(grid, tmp_path, {p.values: (0.5 + 0.01 * i, 0.4 + 0.01 * i) for i, p in enumerate(grid.points)})
     page = write_trials(read_trials(grid, tmp_path, "validation"), tmp_path)
@@ -280,7 +280,7 @@ def test_what_was_found_is_written_as_json_a_table_and_a_page(file, tmp_path):
     )
 
 
-def test_a_sweep_runs_what_is_missing_and_says_what_was_chosen(file, tmp_path, monkeypatch, capsys):
+def test_a_sweep_runs_only_the_missing_trials_and_prints_its_warnings(file, tmp_path, monkeypatch, capsys):
     started = []
 
     def run(experiment, runs, launcher, track=()):
@@ -299,7 +299,7 @@ def test_a_sweep_runs_what_is_missing_and_says_what_was_chosen(file, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_trial_hosted_in_one_process_measures_what_a_process_for_each_device_does(tmp_path):
+def test_a_trial_in_one_process_gives_the_same_results_as_a_process_for_each_device(tmp_path):
     place = furnished(tmp_path)
     done = protofleet("sweep", "small.toml", "--grid", "method.lr=0.01,0.05", "--seeds", "1", "2", cwd=place)
     assert done.returncode == 0 and "chosen: method.lr = " in done.stdout, done.stdout + done.stderr
@@ -313,7 +313,7 @@ def test_a_trial_hosted_in_one_process_measures_what_a_process_for_each_device_d
             assert one.get(key) == other.get(key)
 
 
-def test_a_number_has_one_name_however_it_is_written(file):
+def test_different_spellings_of_a_number_give_the_same_axis(file):
     assert read_axis("method.lr=0.10,2e-1") == read_axis("method.lr=0.1,0.2")
 
 
@@ -329,12 +329,12 @@ def test_a_number_has_one_name_however_it_is_written(file):
         (["method.nosuch=1"], "base.toml with --set: method.nosuch"),
     ],
 )
-def test_what_would_be_of_no_use_is_refused_before_anything_starts(file, sets, words):
+def test_settings_without_effect_on_a_sweep_are_refused_before_it_starts(file, sets, words):
     with pytest.raises(SettingsError, match=words):
         plan_grid(file, [read_axis("method.lr=0.1")], [1], sets)
 
 
-def test_a_wrong_value_of_an_axis_is_the_grid_s_fault(file):
+def test_the_error_for_an_unknown_axis_names_the_option_grid(file):
     with pytest.raises(SettingsError, match=r"base.toml with --grid: .*nosuch"):
         plan_grid(file, [read_axis("method.nosuch=1,2")], [1], [])
 
@@ -348,14 +348,14 @@ def test_a_wrong_value_of_an_axis_is_the_grid_s_fault(file):
         ('experiment = "odd.toml"\n[grid]\n"method.lr" = [0.1]\n', "is a sweep and not an experiment"),
     ],
 )
-def test_a_sweep_s_file_that_says_nothing_to_try_is_refused_with_the_way_out(file, text, words):
+def test_a_sweep_file_without_a_valid_grid_is_refused_with_the_reason(file, text, words):
     path = file.parent / "odd.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=words):
         planned(path, Wish())
 
 
-def test_an_axis_that_is_widened_stays_where_the_file_has_it(file):
+def test_a_wider_axis_keeps_its_place_among_the_axes(file):
     path = file.parent / "both.toml"
     path.write_text('experiment = "base.toml"\n[grid]\n"method.lr" = [0.1]\n"method.mu" = [0.5]\n')
     few, _ = planned(path, Wish())
@@ -375,9 +375,7 @@ def test_trials_with_other_settings_get_other_names_and_are_found_again(file, tm
     assert beside_others(plan_grid(file, axes, [1], ["rounds=3"]), tmp_path) == other
 
 
-def test_a_sweep_over_another_setting_puts_what_was_written_aside_and_a_wider_one_replaces_it(
-    file, tmp_path, capsys
-):
+def test_results_of_another_axis_are_renamed_and_those_of_a_smaller_grid_are_replaced(file, tmp_path, capsys):
     for text, asides in (("method.lr=0.1", 0), ("method.lr=0.1,0.2", 0), ("method.mu=0,1", 1)):
         grid = plan_grid(file, [read_axis(text)], [1], [])
         for trial in grid.trials:
@@ -388,7 +386,7 @@ def test_a_sweep_over_another_setting_puts_what_was_written_aside_and_a_wider_on
     assert "the earlier sweep, which varied method.lr, is now in" in capsys.readouterr().out
 
 
-def test_of_equal_points_one_inside_the_grid_is_chosen_and_the_others_are_near(file, tmp_path):
+def test_a_point_inside_the_grid_is_chosen_among_equal_points(file, tmp_path):
     grid = plan_grid(file, [read_axis("method.lr=0.02,0.05,0.1")], [1], [])
     finished(grid, tmp_path, {(value,): (0.5, 0.5) for value in LR})
     trials = read_trials(grid, tmp_path, "validation")
@@ -397,7 +395,7 @@ def test_of_equal_points_one_inside_the_grid_is_chosen_and_the_others_are_near(f
     assert not any("end of its grid" in warning for warning in trials.warnings())
 
 
-def test_seeds_that_an_earlier_version_has_run_are_of_the_same_point(file, tmp_path):
+def test_seeds_from_an_earlier_version_belong_to_the_same_point(file, tmp_path):
     """The earlier version knew fewer settings, and its files lack those that it did not know."""
     grid = plan_grid(file, [read_axis("method.lr=0.02")], [1, 2], ["policy.quorum=1"])
     finished(grid, tmp_path, {("0.02",): (0.5, 0.6)})
@@ -411,7 +409,7 @@ def test_seeds_that_an_earlier_version_has_run_are_of_the_same_point(file, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_methods_are_swept_over_series_and_their_runs_compared_and_reported(tmp_path, capsys):
+def test_a_sweep_over_methods_on_series_can_be_compared_and_reported(tmp_path, capsys):
     dice, y = np.random.default_rng(0), np.array(["idle", "walk"] * 40)
     x = dice.normal(0, 0.3, (80, 3, 16)) + np.where(y == "walk", 1.0, 0.0)[:, None, None] * np.sin(
         np.arange(16)

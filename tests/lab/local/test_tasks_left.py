@@ -1,4 +1,4 @@
-"""A run on one machine begins only if no task of an engine works beside it on the files of the same devices."""
+"""A run on one machine begins only if no task of an engine still works on the files of the same devices."""
 
 import json
 
@@ -62,7 +62,7 @@ def job_in(engine, folder):
         ("head", "runs .*/runs/two already; add --on slurm --tasks 2 --head job .* --cancel to end it"),
     ],
 )
-def test_a_job_that_the_engine_still_has_is_refused_with_the_ways_out(run, engine, keep, folder, words):
+def test_a_run_is_refused_with_a_fix_while_the_engine_still_has_its_job(run, engine, keep, folder, words):
     owner = Owner(run / "logs" / "devices-0.owner")
     owner.claim()
     assert job_in(engine, run / "engine" / folder) == "1"
@@ -73,7 +73,7 @@ def test_a_job_that_the_engine_still_has_is_refused_with_the_ways_out(run, engin
     )
 
 
-def test_a_job_that_has_ended_is_no_obstacle(run, engine, keep, said, waited):
+def test_a_run_starts_at_once_if_its_job_has_ended(run, engine, keep, said, waited):
     engine.left[job_in(engine, run / "engine")] = []
     keep()
     assert said == waited == []
@@ -99,7 +99,9 @@ def away(name):
         (away, "Unable to contact slurm controller"),
     ],
 )
-def test_tasks_of_an_engine_that_cannot_be_asked_are_told_to_end(run, engine, said, waited, engine_of, words):
+def test_tasks_of_an_engine_that_does_not_answer_get_a_request_to_end(
+    run, engine, said, waited, engine_of, words
+):
     owner = Owner(run / "logs" / "devices-0.owner")
     owner.claim()
     job_in(engine, run / "engine")
@@ -112,7 +114,7 @@ def test_tasks_of_an_engine_that_cannot_be_asked_are_told_to_end(run, engine, sa
     assert Owner(run / "logs" / "devices-0.owner").claim() is False, "a later task need not wait"
 
 
-def test_a_task_on_a_node_that_the_engine_has_lost_is_told_to_end(run, engine, keep, waited):
+def test_a_task_on_a_lost_node_gets_a_request_to_end(run, engine, keep, waited):
     owner = Owner(run / "logs" / "devices-1.owner")
     owner.claim()
     engine.left[job_in(engine, run / "engine")] = []
@@ -120,7 +122,7 @@ def test_a_task_on_a_node_that_the_engine_has_lost_is_told_to_end(run, engine, k
     assert owner.is_lost() and waited == [HAND_OVER_SECONDS]
 
 
-def test_tasks_of_a_command_that_still_runs_are_left_alone(run, engine, keep):
+def test_tasks_of_a_command_that_still_runs_get_no_request_to_end(run, engine, keep):
     owner = Owner(run / "logs" / "devices-0.owner")
     owner.claim()
     with sole_use(run), pytest.raises(InUseError, match="is in use by process"):
@@ -128,7 +130,7 @@ def test_tasks_of_a_command_that_still_runs_are_left_alone(run, engine, keep):
     assert not owner.is_lost() and (run / "engine" / "broker.json").exists()
 
 
-def test_a_run_that_never_had_tasks_is_not_touched(tmp_path, said):
+def test_a_run_that_never_had_tasks_is_not_changed(tmp_path, said):
     keep_tasks_away(tmp_path / "none", said.append, unknown)
     assert said == [] and not list(tmp_path.iterdir())
 
@@ -136,7 +138,9 @@ def test_a_run_that_never_had_tasks_is_not_touched(tmp_path, said):
 @pytest.mark.parametrize(
     ("name", "more", "code"), [("two", (), 2), ("two", ("--fresh",), 2), ("two-s1", ("--seeds", "1"), 1)]
 )
-def test_the_command_refuses_such_a_run_in_one_line(run, tmp_path, monkeypatch, capsys, name, more, code):
+def test_the_command_run_refuses_a_run_with_a_job_and_renames_no_folder(
+    run, tmp_path, monkeypatch, capsys, name, more, code
+):
     slurm = ToldSlurm(tmp_path / "slurm")
     monkeypatch.setenv("PATH", slurm.environment["PATH"])
     slurm.tell("squeue", "0|RUNNING|n1|None\n1|RUNNING|n2|None\n")

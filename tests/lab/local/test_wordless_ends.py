@@ -1,4 +1,4 @@
-"""The author's code can end a process without a message and with exit code 0, as if it had finished."""
+"""The code of a plug-in can end a process without a message and with exit code 0, as if it had finished."""
 
 import pytest
 
@@ -47,7 +47,9 @@ def said_of(name, log):
         pytest.param("coordinator", "coordinator", (), marks=pytest.mark.slow),
     ],
 )
-def test_the_run_ends_at_once_and_names_the_process_its_code_and_its_log(place, who, log, arguments):
+def test_a_process_that_ends_without_a_message_ends_the_run_with_its_name_and_its_log(
+    place, who, log, arguments
+):
     ran = run(place, who, *arguments)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     first = "device-1" if log == "devices-1" else who  # of the processes that have ended with it
@@ -55,7 +57,7 @@ def test_the_run_ends_at_once_and_names_the_process_its_code_and_its_log(place, 
 
 
 @pytest.mark.slow
-def test_where_enough_devices_are_left_the_run_says_so_and_goes_on(place):
+def test_the_run_reports_the_ended_device_and_continues_with_enough_devices(place):
     ran = run(place, "device-2", "--set", "policy.quorum=2", "--set", "policy.patience_seconds=20")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{said_of('device-2', 'device-2')}; the run goes on with 2 of 3 devices" in ran.stdout, ran.stdout
@@ -63,7 +65,7 @@ def test_where_enough_devices_are_left_the_run_says_so_and_goes_on(place):
 
 
 @pytest.mark.slow
-def test_who_ends_as_a_finished_run_is_taken_up_again_has_not_ended_too_early(place):
+def test_a_continued_run_that_has_finished_reports_no_early_end_of_a_process(place):
     """The run died after its last round and before its summary."""
     assert protofleet("run", "small.toml", cwd=place).returncode == 0
     summary = place / "runs" / "small" / "summary.json"

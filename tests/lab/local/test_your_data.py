@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```(python|sh long)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-def test_what_the_page_shows_can_be_done_in_its_order(tmp_path, monkeypatch, capfd):
+def test_the_commands_of_the_page_your_data_work_in_their_order(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     said = []
     for kind, text in BLOCK.findall(PAGE.read_text()):
@@ -36,6 +36,6 @@ def test_what_the_page_shows_can_be_done_in_its_order(tmp_path, monkeypatch, cap
     assert all("samples" in text and "report: " in text and " images" not in text for text in ran[1:])
     for text in ran:
         (mean,) = (line for line in text.splitlines() if line.startswith("mean"))
-        assert float(mean.split()[-1].rstrip("%")) > 90, f"a first reader expects that it learns: {mean}"
+        assert float(mean.split()[-1].rstrip("%")) > 90, f"the example must reach a good accuracy: {mean}"
     for name in ("fruit", "pump", "watch"):
         assert "training samples of 2 classes" in (tmp_path / "runs" / name / "report.html").read_text()

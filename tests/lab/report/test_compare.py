@@ -93,7 +93,7 @@ def test_a_label_is_the_name_without_its_seed(name, label):
     assert name_without_seed(name) == label
 
 
-def test_seeds_are_one_row_with_their_mean_and_sample_deviation(runs):
+def test_runs_with_different_seeds_are_one_row_with_their_mean_and_deviation(runs):
     avg, proto = rows_of(runs)
     assert (avg["run"], avg["method"], avg["view"], avg["seeds"]) == ("avg", "fedavg", "global", "3")
     final_points = [0.80, 0.82, 0.78]
@@ -103,7 +103,7 @@ def test_seeds_are_one_row_with_their_mean_and_sample_deviation(runs):
     assert (proto["run"], proto["view"], proto["seeds"], proto["mean"]) == ("proto", "personal", "1", "65.0")
 
 
-def test_the_best_round_is_chosen_by_validation_and_never_by_test(tmp_path):
+def test_the_best_round_is_chosen_by_validation_and_never_by_test_accuracy(tmp_path):
     test, validation = [0.2, 0.9, 0.5, 0.6], [0.1, 0.3, 0.7, 0.7]
     one = finished(tmp_path / "a", "a", test, validation=validation)
     other = finished(tmp_path / "b", "b", test, validation=validation, reports="personal")
@@ -113,7 +113,7 @@ def test_the_best_round_is_chosen_by_validation_and_never_by_test(tmp_path):
     assert "test samples have no influence on this choice" in tables(read_groups([one]), None, 0.9)[1].note
 
 
-def test_without_validation_there_is_no_best(tmp_path):
+def test_a_run_without_validation_has_no_best_round(tmp_path):
     run = finished(tmp_path / "a", "a", [0.2, 0.9])
     path = run / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -121,7 +121,7 @@ def test_without_validation_there_is_no_best(tmp_path):
     assert rows_of([run], 1)[0]["mean"] == "-"
 
 
-def test_bytes_are_those_of_the_whole_run_with_everything_on_the_wire(runs):
+def test_the_table_has_the_bytes_of_the_whole_run_on_the_wire(runs):
     avg, proto = rows_of(runs, 2)
     up, down = 4 * UP, 5 * DOWN
     assert (
@@ -143,7 +143,7 @@ def test_the_factor_of_the_codec_is_shown_only_if_a_run_has_a_codec(tmp_path, ru
     assert factors.pop("coded") == "5.0" and set(factors.values()) == {"-"}
 
 
-def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_model(runs):
+def test_the_bytes_to_a_goal_are_those_of_the_rounds_before_the_measurement(runs):
     avg, proto = rows_of(runs, 2)
     # 90 % of 0.8 is 0.72. The second seed's line of round 3 has just 0.72, the others' lines of round 4 have 0.75.
     rounds = [3, 2, 3]
@@ -154,18 +154,18 @@ def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_mode
     assert (proto["rounds to 90%"], proto["tensors to 90%"]) == ("2", human_bytes(2 * (10 + DOWN)))
 
 
-def test_a_goal_that_is_never_reached_is_a_dash_and_one_that_some_seeds_reach_says_how_many(runs):
+def test_a_goal_shows_the_number_of_seeds_that_reach_it_or_a_dash(runs):
     avg, proto = rows_of(runs, 2, share=1.0)
     assert avg["rounds to 100%"] == "4 (2 of 3)" and proto["rounds to 100%"] == "-"
 
 
-def test_the_last_evaluation_is_no_round_of_training(tmp_path):
+def test_the_last_evaluation_is_not_counted_as_a_training_round(tmp_path):
     run = finished(tmp_path / "a", "a", [0.1, 0.2, 0.9], reports="personal", method="fedavg")
     (row,) = rows_of([run], 2)
     assert (row["rounds to 90%"], row["tensors to 90%"]) == ("2", human_bytes(2 * UP + 3 * DOWN))
 
 
-def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
+def test_a_baseline_can_be_named_and_the_error_for_an_unknown_one_lists_the_choices(runs):
     note = tables(read_groups(runs), accuracy_target(read_groups(runs), "proto", 0.5), 0.5)[2].note
     assert "32.5%, which is 50% of the final accuracy of proto (65.0%)" in note
     assert accuracy_target(read_groups(runs), "avg-s2", 0.9).baseline.name == "avg"
@@ -173,19 +173,19 @@ def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
         accuracy_target(read_groups(runs), "nix", 0.9)
 
 
-def test_a_baseline_whose_name_ends_like_a_seed_is_found(tmp_path):
+def test_a_baseline_with_a_name_that_ends_like_a_seed_is_found(tmp_path):
     """A trial of a sweep over data.seed has such a name."""
     trials = [finished(tmp_path / f"a-seed-{n}-s0", f"a-seed-{n}-s0", [0.5, 0.9], seed=0) for n in (1, 2)]
     assert accuracy_target(read_groups(trials), "a-seed-2", 0.9).baseline.name == "a-seed-2"
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.1, float("nan")])
-def test_a_share_is_above_0_and_at_most_1(runs, share):
+def test_a_share_that_is_not_above_0_and_at_most_1_is_refused(runs, share):
     with pytest.raises(RunError, match="--share is"):
         accuracy_target(read_groups(runs), "", share)
 
 
-def test_without_one_fedavg_there_is_no_baseline_and_the_table_says_how_to_name_one(runs, tmp_path):
+def test_a_comparison_without_exactly_one_fedavg_has_no_baseline_and_names_the_option(runs, tmp_path):
     more = [*runs, finished(tmp_path / "more", "more", [0.1, 0.9])]
     for chosen in (runs[3:], more):
         groups = read_groups(chosen)
@@ -194,7 +194,7 @@ def test_without_one_fedavg_there_is_no_baseline_and_the_table_says_how_to_name_
         assert {row["tensors to 90%"] for row in rows_of(chosen, 2)} == {"-"}
 
 
-def test_a_view_is_the_same_for_all_rows_and_a_dash_where_it_was_not_measured(tmp_path):
+def test_a_chosen_view_applies_to_all_rows_and_a_row_without_it_has_a_dash(tmp_path):
     one = finished(tmp_path / "a", "a", [0.2, 0.6], views=["personal-classifier"])
     other = finished(tmp_path / "b", "b", [0.2, 0.6], method="fedprox")
     a, b = rows_of([one, other], view="personal-classifier")
@@ -208,7 +208,7 @@ def test_a_view_is_the_same_for_all_rows_and_a_dash_where_it_was_not_measured(tm
         read_groups([one, other], "x")
 
 
-def test_other_domains_are_dashes_and_means_are_of_the_own_ones(tmp_path):
+def test_a_domain_that_a_run_does_not_have_is_a_dash_and_does_not_count_in_the_mean(tmp_path):
     one = finished(tmp_path / "a", "a", [0.2, 0.6])
     other = finished(tmp_path / "b", "b", [0.2, 0.6], domains=("photo", "mnist"))
     a, b = rows_of([one, other])
@@ -228,7 +228,7 @@ def test_a_domain_that_missed_a_round_counts_with_its_last_measurement(tmp_path)
     assert "last measurement" not in tables(read_groups([whole]), None, 0.9)[0].note
 
 
-def test_a_curve_is_drawn_where_all_seeds_have_been_measured(tmp_path):
+def test_a_curve_has_only_the_rounds_in_which_all_seeds_were_measured(tmp_path):
     both = [("mnist",), ("street",), ("mnist", "street"), DOMAINS], [DOMAINS] * 4
     runs = [
         finished(
@@ -245,27 +245,27 @@ def test_a_curve_is_drawn_where_all_seeds_have_been_measured(tmp_path):
     assert len(over_rounds.find("{*}polyline").get("points").split()) == 2  # rounds 2 and 3
 
 
-def test_pooled_accuracy_is_a_column_where_runs_have_it(tmp_path):
+def test_pooled_accuracy_is_a_column_if_a_run_has_it(tmp_path):
     one = finished(tmp_path / "a", "a", [0.2, 0.6], pooled=True)
     other = finished(tmp_path / "b", "b", [0.2, 0.6])
     assert "pooled" not in rows_of([other])[0]
     assert [row["pooled"] for row in rows_of([one, other])] == ["60.0", "-"]
 
 
-def test_a_run_named_twice_is_one_and_a_seed_run_twice_is_refused(runs, tmp_path):
+def test_a_run_that_is_named_twice_counts_once_and_two_runs_of_one_seed_are_refused(runs, tmp_path):
     assert rows_of([runs[0], runs[0] / ".." / runs[0].name])[0]["seeds"] == "1"
     again = finished(tmp_path / "avg-s1.1", "avg-s1", [0.1, 0.4, 0.7, 0.75, 0.8], seed=1)
     with pytest.raises(RunError, match="one experiment with the same seed, 1; name only one"):
         read_groups([*runs, again])
 
 
-def test_runs_of_one_name_and_other_settings_are_rows_of_their_own(runs, tmp_path):
+def test_runs_with_the_same_name_and_different_settings_are_separate_rows(runs, tmp_path):
     other = finished(tmp_path / "other", "avg-s4", [0.1, 0.3], seed=4, settings="classes = 5")
     names = [row["run"] for row in rows_of([*runs, other])]
     assert names == [f"avg ({runs[0]})", "proto", f"avg ({other})"]
 
 
-def test_settings_that_change_no_result_and_seeds_of_the_data_make_no_other_experiment(tmp_path):
+def test_settings_without_effect_and_data_seeds_do_not_separate_experiments(tmp_path):
     more = [
         'compute = "cpu"\n[data]\nseed = 1',
         "metrics_port = 9\n[pictures]\nsamples = 4\n[data]\nseed = 2",
@@ -280,7 +280,7 @@ def test_settings_that_change_no_result_and_seeds_of_the_data_make_no_other_expe
     assert [row["seeds"] for row in rows_of(both)] == ["2"]
 
 
-def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
+def test_an_unfinished_or_damaged_run_is_refused_with_one_clear_line(runs, tmp_path):
     (tmp_path / "afile").touch()
     with pytest.raises(RunError, match="cannot be written: .*; name another place"):
         write(tmp_path / "afile" / "page.html", "")
@@ -307,7 +307,7 @@ def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
             read_groups(runs)
 
 
-def test_a_spread_needs_two_values():
+def test_a_deviation_needs_two_values():
     assert (
         mean_and_deviation([], str) == "-"
         and mean_and_deviation([0.25], str) == "0.25"
@@ -315,17 +315,17 @@ def test_a_spread_needs_two_values():
     )
 
 
-# What is written
+# Written files
 
 
-def test_plain_text_stands_in_columns(runs):
+def test_plain_text_tables_have_aligned_columns(runs):
     groups = read_groups(runs)
     for shown in tables(groups, accuracy_target(groups, "", 0.9), 0.9):
         title, *rows = shown.text().splitlines()[: len(shown.rows) + 2]
         assert title == shown.title and len({len(row) for row in rows}) == 1
 
 
-def test_markdown_is_a_table_for_github(runs):
+def test_markdown_tables_have_the_form_of_github(runs):
     groups = read_groups(runs)
     for shown in tables(groups, None, 0.9):
         text = shown.markdown()
@@ -334,7 +334,7 @@ def test_markdown_is_a_table_for_github(runs):
         assert set(rows[1]) <= set("|-: ") and text.startswith("### ") and shown.note in text
 
 
-def test_columns_of_words_are_read_from_the_left_in_every_form(runs):
+def test_columns_of_words_are_left_aligned_in_every_format(runs):
     groups = read_groups(runs)
     shown = tables(groups, None, 0.9)[0]
     assert shown.head[:4] == ["run", "method", "view", "seeds"]
@@ -345,7 +345,7 @@ def test_columns_of_words_are_read_from_the_left_in_every_form(runs):
     assert '<td class="word">global</td><td>3</td>' in html
 
 
-def test_a_hash_among_settings_is_short_and_whole_in_its_title(runs, tmp_path):
+def test_a_hash_in_the_settings_is_shortened_and_its_title_has_the_whole_hash(runs, tmp_path):
     one, other = "a1" * 32, "b2" * 32
     for name, digest in (("one", one), ("other", other)):
         finished(tmp_path / name, name, [0.1, 0.2], settings=f'plugins.method = "{digest}"')
@@ -353,7 +353,7 @@ def test_a_hash_among_settings_is_short_and_whole_in_its_title(runs, tmp_path):
     assert f'<td><span title="{one}">a1a1a1a1a1a1…</span></td>' in html and f">{other}" not in html
 
 
-def test_without_a_baseline_the_groups_that_run_fedavg_are_named(runs, tmp_path):
+def test_the_note_without_a_baseline_names_the_groups_that_run_fedavg(runs, tmp_path):
     two = [finished(tmp_path / name, name, [0.1, 0.2]) for name in ("one", "two")]
     (*_, shown) = tables(read_groups(two), None, 0.9)
     assert shown.note == "There is no baseline: 2 groups run fedavg, one, two; name one with --baseline."
@@ -362,8 +362,8 @@ def test_without_a_baseline_the_groups_that_run_fedavg_are_named(runs, tmp_path)
     assert "or compare with one group that runs fedavg" in shown.note
 
 
-def test_names_of_shorter_lines_stand_behind_the_longest(runs):
-    """Names at the ends of their own lines would lie on the other lines."""
+def test_the_names_of_all_lines_are_at_the_end_of_the_longest_line(runs):
+    """Names at the ends of shorter lines would cover other lines."""
     lines = [
         ChartLine("long", [(1, 0.1), (20, 0.9)], "#000"),
         ChartLine("short", [(1, 0.1), (5, 0.5)], "#111"),
@@ -378,7 +378,7 @@ def page_of(runs):
     return comparison_page(groups, tables(groups, accuracy_target(groups, "", 0.9), 0.9))
 
 
-def test_the_page_stands_alone_with_curves_over_rounds_and_bytes(runs):
+def test_the_page_has_no_external_files_and_has_curves_over_rounds_and_bytes(runs):
     html = page_of(runs)
     for external in ("http://", "https://", "<script", "<link", "@import"):
         assert external not in html.replace("http://www.w3.org/2000/svg", "")
@@ -392,7 +392,7 @@ def test_the_page_stands_alone_with_curves_over_rounds_and_bytes(runs):
     assert str(runs[0]) in html and "avg: global; proto: personal" in html
 
 
-def test_bytes_have_a_logarithmic_axis_where_runs_differ_much(runs, tmp_path):
+def test_the_axis_of_bytes_is_logarithmic_if_runs_differ_much(runs, tmp_path):
     assert "axis is logarithmic" not in page_of(runs)
     heavy = finished(tmp_path / "heavy", "heavy", [0.1, 0.5, 0.6], method="fedprox", up=10**6)
     html = page_of([*runs, heavy])
@@ -412,7 +412,7 @@ def keep_margins(run, gap):
     np.savez(folder / "round-0004.npz", features=rows, labels=labels, **more)
 
 
-def test_margins_are_compared_by_run_where_pictures_were_kept(runs):
+def test_margins_are_compared_by_run_if_pictures_were_kept(runs):
     assert ">Margins</h2>" not in page_of(runs)
     keep_margins(runs[0], 2.0)
     keep_margins(runs[1], 4.0)
@@ -428,7 +428,7 @@ def test_margins_are_compared_by_run_where_pictures_were_kept(runs):
     assert cells == [("avg", "3.000", "1.000", "3.00"), ("proto", "0.500", "1.000", "0.50")]
 
 
-def test_the_command_prints_tables_and_writes_both_files(runs, tmp_path, capsys):
+def test_the_command_compare_prints_tables_and_writes_both_files(runs, tmp_path, capsys):
     names = [str(run) for run in runs]
     files = tmp_path / "new" / "a.md", tmp_path / "new" / "a.html"
     assert main(["compare", *names, "--markdown", str(files[0]), "--html", str(files[1])]) == 0
@@ -450,7 +450,7 @@ def test_the_command_prints_tables_and_writes_both_files(runs, tmp_path, capsys)
 # Axes
 
 
-def test_axes_count_in_round_numbers():
+def test_ticks_of_axes_are_round_numbers():
     assert Axes(1, 15, 0, 1).x_ticks(12) == [2, 4, 6, 8, 10, 12, 14]
     assert Axes(0, 100, 0, 1).x_ticks(12) == list(range(0, 101, 10))
     assert Axes(0, 9, 0, 1).x_ticks(12) == list(range(10))
@@ -461,27 +461,27 @@ def test_axes_count_in_round_numbers():
     assert Axes(150, 2.1e7, 0, 1, log_x=True).x_ticks(6) == pytest.approx([1e3, 1e4, 1e5, 1e6, 1e7])
 
 
-def test_a_logarithmic_axis_gives_equal_room_to_equal_ratios():
+def test_equal_ratios_have_equal_distances_on_a_logarithmic_axis():
     frame = Axes(1, 10_000, 0, 1, log_x=True)
     places = [frame.x(10**i) for i in range(5)]
     assert np.allclose(np.diff(places), places[1] - places[0])
 
 
-def test_names_at_the_ends_of_lines_keep_apart_and_inside():
+def test_names_at_the_ends_of_lines_do_not_overlap_and_are_inside_the_picture():
     ends = [(250.0 + i, 600.0, Key(f"line {i}", "#000", line=True)) for i in range(12)]
     places = sorted(float(y) for y in re.findall(r' y="([\d.]+)"', end_labels(ends, WIDE)))
     assert min(np.diff(places)) >= 13.9 and places[-1] <= 290
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_curves_survive_few_points(log):
+def test_a_chart_can_be_drawn_with_few_or_no_points(log):
     for points in ([], [(3.0, 0.5)], [(3.0, 0.5), (3.0, 0.6)]):
         band = [(x, y - 0.1, y + 2.0) for x, y in points]
         chart = line_chart([ChartLine("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log)
         assert ET.fromstring(chart).tag == "figure"
 
 
-def test_of_devices_own_models_the_last_evaluation_is_no_best_round(tmp_path):
+def test_the_last_evaluation_of_personal_models_is_never_the_best_round(tmp_path):
     """It may measure another model, such as one after a last fit. For a global model it belongs to the last round."""
     for reports, best in (("personal", 2), ("global", 3)):
         folder = tmp_path / reports

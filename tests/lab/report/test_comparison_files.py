@@ -95,7 +95,7 @@ def test_latex_and_json_have_the_tables_of_the_page_with_the_best_in_bold(writte
         assert [[bold for _, bold in row] for row in shown[1:]] == [[bold for _, bold in row] for row in rows]
 
 
-def test_csv_has_a_line_a_run_with_what_the_tables_are_made_of(written):
+def test_csv_has_one_line_for_each_run_with_the_values_behind_the_tables(written):
     rows = list(csv.DictReader(written["csv"].splitlines()))
     assert [row["run"] for row in rows] == ["avg-s1", "avg-s2", "avg-s3", "proto"]
     average = [row for row in rows if row["experiment"] == "avg"]
@@ -108,9 +108,7 @@ def test_csv_has_a_line_a_run_with_what_the_tables_are_made_of(written):
     assert [rows[3]["to_target/rounds"], rows[3]["to_target/bytes"]] == ["2", str(2 * (10 + 40))]
 
 
-def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_has_done(
-    runs, tmp_path, capsys
-):
+def test_csv_has_the_planned_rounds_and_the_completed_rounds_of_a_diverged_run(runs, tmp_path, capsys):
     lines = (runs[0] / "rounds.jsonl").read_text().splitlines(keepends=True)
     (runs[0] / "rounds.jsonl").write_text("".join(lines[:2]))
     summary = json.loads((runs[0] / "summary.json").read_text())
@@ -120,7 +118,7 @@ def test_csv_tells_the_rounds_that_were_planned_from_those_that_a_diverged_run_h
     assert [(row["rounds"], row["rounds_done"]) for row in rows] == [("4", "2"), ("4", "4")]
 
 
-def test_latex_and_markdown_say_what_bold_is_as_the_page_does():
+def test_latex_markdown_and_the_page_explain_bold_values_in_the_same_words():
     """The global model and a device's own model are not compared, so each view has its own best in a column."""
     rows = [["a", "global", "50"], ["b", "global", "60"], ["c", "personal", "90"], ["d", "personal", "80"]]
     views = Table("Accuracy", "A note.", ["run", "view", "mean"], rows, frozenset({(1, 2), (2, 2)}))
@@ -134,7 +132,7 @@ def test_latex_and_markdown_say_what_bold_is_as_the_page_does():
     assert "best" not in as_latex([plain_table]) + plain_table.markdown()
 
 
-def test_latex_takes_no_name_for_a_command():
+def test_special_characters_in_names_are_escaped_in_latex():
     odd = ["a_b&c", "100%", "{x}$y#", "\\input", "~^", "<|>", "[2]", "*"]
     text = latex_table(Table("Odd_names", "50 % ± 1", ["run", *["h_1"] * 7], [odd], frozenset({(0, 1)})))
     row = next(line for line in text.splitlines() if line.startswith("a"))
@@ -153,7 +151,7 @@ def test_latex_takes_no_name_for_a_command():
     ("\u6f22\u5b57", r"\texttt{U+6F22}\texttt{U+5B57}"), ("\U0001f680", r"\texttt{U+1F680}"),
     ("a\tb\x07", r"a b\texttt{U+0007}"),
 ])  # fmt: skip
-def test_a_letter_that_no_engine_is_sure_to_have_is_written_in_others(name, latex):
+def test_letters_that_a_latex_engine_may_lack_are_written_as_commands_or_code_points(name, latex):
     assert latex_text(name) == latex
 
 
@@ -182,7 +180,7 @@ def compiled(tmp_path):
     return log_of
 
 
-def test_tables_of_odd_names_and_of_many_domains_compile_and_stay_on_the_page(compiled):
+def test_latex_tables_of_unusual_names_and_many_domains_compile_and_fit_on_the_page(compiled):
     odd = ["[a_b&c", "100%", "{x}$y#", "\\input", "~^", "<|>", "*", "ü ± 1"]
     latin = "".join(map(chr, range(0x20, 0x2000)))
     unlikely = [latin[i : i + 12] for i in range(0, len(latin), 12)][:40] + [

@@ -36,7 +36,7 @@ def flips(data):
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_of_a_summary_is_a_figure(run):
+def test_a_flipped_bit_in_a_summary_never_changes_a_shown_figure(run):
     path, honest = run / "summary.json", read_run(run).summary
     for spoiled in flips(path.read_bytes()):
         path.write_bytes(spoiled)
@@ -50,7 +50,7 @@ def test_no_flipped_bit_of_a_summary_is_a_figure(run):
 
 
 @pytest.mark.parametrize("copied", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, copied):
+def test_a_flipped_bit_in_a_line_never_changes_a_figure_and_lost_rounds_are_reported(run, copied):
     path, honest = run / "rounds.jsonl", read_run(run).rounds
     if not copied:
         (run / "rounds.copy.jsonl").unlink()
@@ -63,7 +63,7 @@ def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, copi
         assert found.faults or list(found.rounds) == list(honest)
 
 
-def test_a_line_that_is_gone_is_said(run):
+def test_a_missing_line_is_reported(run):
     path = run / "rounds.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True)[:-1]))
     assert read_run(run).faults == "rounds 3 are taken from rounds.copy.jsonl"
@@ -71,7 +71,7 @@ def test_a_line_that_is_gone_is_said(run):
     assert "nothing is known of rounds 3" in read_run(run).faults
 
 
-def test_a_damaged_line_of_the_copy_takes_no_lines_place(run):
+def test_a_damaged_line_of_the_copy_is_not_used(run):
     honest, copy = read_run(run).rounds, run / "rounds.copy.jsonl"
     first, second, third = copy.read_text().splitlines(True)
     copy.write_text(
@@ -86,7 +86,7 @@ def test_a_damaged_line_of_the_copy_takes_no_lines_place(run):
 
 
 @pytest.mark.parametrize("ended", ["finished", "stopped"])
-def test_the_copy_alone_gives_every_line_of_a_run_that_ended_early_or_not(run, ended):
+def test_every_line_of_a_finished_or_stopped_run_is_read_from_the_copy(run, ended):
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps({**before.summary, "ended": ended}))
     (run / "rounds.jsonl").unlink()
@@ -95,7 +95,7 @@ def test_the_copy_alone_gives_every_line_of_a_run_that_ended_early_or_not(run, e
     assert found.faults == "rounds 1, 2, 3 are taken from rounds.copy.jsonl"
 
 
-def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
+def test_a_run_of_an_earlier_version_is_read_without_seals_and_without_a_copy(run):
     """Its summary and its lines have no seal, there is no copy of them, and an unknown file is in the folder."""
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
@@ -108,12 +108,12 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     later = set(before.rounds[0]) - UNSEALED
     assert [{k: v for k, v in line.items() if k not in later} for line in found.rounds] == lines
     assert not any(line[key] for line in found.rounds for key in later & set(line)), (
-        "what no version said is empty"
+        "values that no version wrote are empty"
     )
 
 
 @pytest.mark.slow
-def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run):
+def test_the_report_names_damaged_lines_and_a_damaged_summary_gives_one_line(run):
     path = run / "rounds.jsonl"
     first, *rest = path.read_text().splitlines(True)
     path.write_text(first.replace('"seconds": ', '"seconds": 9', 1) + "".join(rest))
@@ -133,7 +133,7 @@ def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run)
 
 
 @pytest.mark.slow
-def test_a_summary_that_is_removed_is_written_anew_by_the_same_command(run):
+def test_the_same_command_writes_a_removed_summary_again(run):
     before = read_run(run).summary
     (run / "summary.json").unlink()
     done = protofleet("run", "small.toml", cwd=run.parents[1])

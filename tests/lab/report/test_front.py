@@ -1,4 +1,4 @@
-"""The front of accuracy over bytes: which runs nothing beats, and which run is advised for a budget."""
+"""The front of accuracy over bytes: the runs that no other run beats, and the advice for a budget."""
 
 import json
 
@@ -66,13 +66,13 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("options", ADVICE)
-def test_the_advice_names_a_run_and_says_how_sure_it_is(options, folders, capsys):
+def test_the_advice_names_a_run_and_states_its_certainty(options, folders, capsys):
     assert main(["advise", *map(str, folders), *options.split()]) == 0
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and all(words in said for words in ADVICE[options])
 
 
-def test_one_seed_is_no_certainty(folders, capsys):
+def test_the_advice_from_one_seed_has_a_warning(folders, capsys):
     assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 0
     assert "one seed says nothing about chance" in capsys.readouterr().out
 
@@ -96,13 +96,13 @@ def test_a_run_that_was_stopped_early_is_marked_and_is_not_advised(folders, tmp_
     assert capsys.readouterr().err.endswith(f" Lower --accuracy. Left out: {mark}.\n")
 
 
-def test_without_a_run_that_reached_its_last_round_nothing_is_advised(folders, capsys):
+def test_no_run_is_advised_if_all_runs_were_stopped_early(folders, capsys):
     stop(folders[0], 1, 2)
     assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 1
     assert "each run was stopped early: large (stopped after 1 of 2 rounds)" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_by_its_rule_or_in_its_last_round_was_not_stopped_early(folders, capsys):
+def test_a_run_that_ended_by_its_stop_rule_or_in_its_last_round_can_be_advised(folders, capsys):
     for early in ({"rounds_done": 2}, {"rounds_done": 1, "by": "policy.stop"}):
         stop(folders[0], **early, rounds=2)
         assert main(["advise", str(folders[0]), "--budget", "1GB"]) == 0
@@ -118,7 +118,7 @@ CODECS = {
 
 
 @pytest.mark.parametrize("settings", CODECS)
-def test_the_codec_of_a_run_is_named_as_its_settings_name_it(settings, tmp_path, capsys):
+def test_the_codec_of_a_run_has_the_name_from_its_settings(settings, tmp_path, capsys):
     run = finished(tmp_path / "run", "run", [0.1, 0.2], settings=settings or "")
     if settings is None:
         (run / "experiment.toml").unlink()
@@ -147,7 +147,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_advice_that_cannot_be_given_says_why_and_the_way_out(options, folders, capsys):
+def test_the_error_for_impossible_advice_names_the_reason_and_a_fix(options, folders, capsys):
     try:
         code = main(["advise", *map(str, folders), *options.split()])
     except SystemExit as ended:

@@ -24,7 +24,7 @@ def groups(tmp_path, settings, seeds=(1, 2)):
     return read_groups(folders)
 
 
-def test_one_number_is_a_curve_with_a_point_for_each_value_and_a_band(tmp_path):
+def test_one_varied_number_gives_a_curve_with_a_point_for_each_value_and_a_band(tmp_path):
     section = grid_section(groups(tmp_path, [f"size = {size}" for size in (8, 16, 32)]))
     assert "Accuracy over size" in section and section.count("<circle") == 2 * 3 and "<polygon" in section
     assert "logarithmic" not in section
@@ -41,7 +41,7 @@ def shown(picture):
     return [float(node.text) for node in picture.iter() if re.fullmatch(r"\d\d\.\d", node.text or "")]
 
 
-def test_two_numbers_are_a_heat_map_with_a_cell_for_each_pair(tmp_path):
+def test_two_varied_numbers_give_a_heat_map_with_a_cell_for_each_pair(tmp_path):
     pairs = [f"a = {a}\nb = {b}" for a in (1, 2) for b in (0.5, 0.7, 0.9)]
     section = grid_section(groups(tmp_path, pairs))
     for width in ("wide", "narrow"):
@@ -53,14 +53,14 @@ def test_two_numbers_are_a_heat_map_with_a_cell_for_each_pair(tmp_path):
     assert "down: a; across: b" in section
 
 
-def test_numbers_on_a_heat_map_can_be_read_on_every_cell():
+def test_numbers_on_a_heat_map_have_enough_contrast_in_every_cell():
     for share in range(101):
         fill, ink = re.findall(r"#([0-9a-f]{6})", cell(0, 0, 60, 0.5, share / 100))
         low, high = sorted(luminance(*bytes.fromhex(colour)) for colour in (fill, ink))
         assert (high + 0.05) / (low + 0.05) >= 4.5, share
 
 
-def test_a_pair_without_a_result_leaves_its_cell_out(tmp_path):
+def test_a_pair_without_a_result_has_no_cell(tmp_path):
     pairs = [f"a = {a}\nb = {b}" for a, b in ((1, 1), (1, 2), (2, 1))]
     section = grid_section(groups(tmp_path, pairs, seeds=(1,)))
     assert [len(picture.findall("{*}rect")) for picture in pictures_of(section)] == [3]
@@ -77,10 +77,10 @@ def test_a_pair_without_a_result_leaves_its_cell_out(tmp_path):
         ["flag = true", "flag = false", "flag = 3"],
     ],
 )
-def test_what_is_no_grid_has_no_such_figure(tmp_path, settings):
+def test_runs_that_do_not_form_a_grid_have_no_figure(tmp_path, settings):
     assert grid_section(groups(tmp_path, settings, seeds=(1,))) == ""
 
 
-def test_the_figure_stands_on_the_page_of_a_comparison(tmp_path):
+def test_the_page_of_a_comparison_contains_the_figure(tmp_path):
     found = groups(tmp_path, ["size = 8", "size = 16", "size = 32"])
     assert varied(found).keys == ("size",) and "Accuracy over size" in comparison_page(found, [])

@@ -78,7 +78,7 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
-def test_text_has_a_contrast_of_4_5_and_lines_have_one_of_3(palette):
+def test_text_has_a_contrast_of_at_least_4_5_and_lines_of_at_least_3(palette):
     for paper in (palette["--paper"], palette["--card"]):
         for ink in ("--ink", "--soft", "--link"):
             assert contrast(palette[ink], paper) >= 4.5, ink
@@ -87,13 +87,13 @@ def test_text_has_a_contrast_of_4_5_and_lines_have_one_of_3(palette):
     assert contrast("#ffffff", palette["--danger"]) >= 4.5
 
 
-def test_the_dark_palette_is_for_screens_alone_so_that_paper_stays_white():
+def test_the_dark_palette_is_only_for_screens():
     assert (
         CSS.count("prefers-color-scheme") == CSS.count("@media screen and (prefers-color-scheme: dark)") == 1
     )
 
 
-def test_letters_are_ink_and_never_have_the_colour_of_a_line(html):
+def test_text_in_pictures_never_has_the_colour_of_a_line(html):
     for width in ("wide", "narrow"):
         for picture in pictures_of(html, width):
             for text in picture.iter("{http://www.w3.org/2000/svg}text"):
@@ -103,14 +103,14 @@ def test_letters_are_ink_and_never_have_the_colour_of_a_line(html):
 # Structure
 
 
-def test_every_head_of_a_table_says_of_what_it_is_the_head_and_every_table_has_a_caption(html):
+def test_every_header_cell_has_a_scope_and_every_table_has_a_caption(html):
     elements = Elements(html)
     heads = elements.of("th")
     assert heads and all(head["scope"] in ("col", "row") for head in heads)
     assert len(elements.of("caption")) == len(elements.of("table")) >= 7
 
 
-def test_what_can_be_wider_than_the_screen_takes_the_focus_and_has_a_label_of_its_own(html):
+def test_each_scrollable_table_can_be_focused_and_has_its_own_label(html):
     regions = [a for tag, a in Elements(html).found if a.get("role") == "region"]
     assert len(regions) == html.count("<table") and all(region["tabindex"] == "0" for region in regions)
     labels = [region["aria-label"] for region in regions]
@@ -118,7 +118,7 @@ def test_what_can_be_wider_than_the_screen_takes_the_focus_and_has_a_label_of_it
     assert re.search(r"\.scroll \{[^}]*overflow-x: auto;[^}]*local[^}]*scroll;", CSS, re.DOTALL), "shades"
 
 
-def test_a_page_links_to_its_sections_and_no_two_things_have_one_id(html):
+def test_a_page_links_to_its_sections_and_all_ids_are_different(html):
     elements = Elements(html)
     ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     assert len(set(ids)) == len(ids)
@@ -126,7 +126,7 @@ def test_a_page_links_to_its_sections_and_no_two_things_have_one_id(html):
     assert links == [heading["id"] for heading in elements.of("h2")] and len(links) >= 5
 
 
-def test_every_picture_is_drawn_for_two_widths_with_a_title_and_a_description(html):
+def test_every_picture_has_two_widths_a_title_and_a_description(html):
     wide, narrow = pictures_of(html), pictures_of(html, "narrow")
     assert len(wide) == len(narrow) >= 2
     for canvas, pictures in ((WIDE, wide), (NARROW, narrow)):
@@ -135,11 +135,11 @@ def test_every_picture_is_drawn_for_two_widths_with_a_title_and_a_description(ht
             assert picture.get("aria-labelledby") == title.get("id") and title.text
             assert picture.get("aria-describedby") == text.get("id") and len(text.text) > 20
             assert float(picture.get("viewBox").split()[2]) == canvas.width
-    assert NARROW.width <= 400 - 2 * 16, "so 12 pixels high letters are 12 pixels high on a phone"
+    assert NARROW.width <= 400 - 2 * 16, "so text of 12 pixels has 12 pixels on a phone too"
     assert re.search(r"@media screen and \(max-width: \d+px\).*?svg\.wide \{ display: none", CSS, re.DOTALL)
 
 
-def test_every_curve_is_a_table_as_well(report, comparison):
+def test_the_numbers_of_every_curve_are_in_a_table(report, comparison):
     names = (
         *(f"{measure} by domain over rounds" for measure in ("accuracy", "loss", "macro_f1")),
         "bytes up by kind and round",
@@ -156,7 +156,7 @@ def test_every_curve_is_a_table_as_well(report, comparison):
     assert '<th scope="row">2</th><td>71.5% ± 0.7%</td><td>65.0%</td>' in rows
 
 
-def test_the_numbers_of_lines_have_a_dash_where_one_has_no_point():
+def test_a_line_without_a_point_has_a_dash_in_the_table():
     lines = [ChartLine("a", [(1, 0.5), (2, 0.6)], "#000"), ChartLine("b", [(2, 0.7), (3, 0.8)], "#000")]
     html = line_chart(lines, "{:.1f}".format, "round; of training", "x")
     rows = re.findall(r'<th scope="row">(\d)</th><td>(.*?)</td><td>(.*?)</td>', html)
@@ -167,7 +167,7 @@ def test_the_numbers_of_lines_have_a_dash_where_one_has_no_point():
     assert rows == [("1", "3", "4"), ("2", "5", "-")]
 
 
-def test_of_thousands_of_rounds_the_table_has_some_hundreds_the_first_and_the_last():
+def test_a_table_of_thousands_of_rounds_has_some_hundred_rows_with_the_first_and_last():
     html = PictureTable(["round", "a"], [[str(n), "1"] for n in range(5000)]).html("x")
     shown = [int(n) for n in re.findall(r'<th scope="row">(\d+)</th>', html)]
     assert shown[0] == 0 and shown[-1] == 4999 and MOST_ROWS / 2 < len(shown) <= MOST_ROWS + 1
@@ -175,7 +175,7 @@ def test_of_thousands_of_rounds_the_table_has_some_hundreds_the_first_and_the_la
 
 
 @pytest.mark.parametrize("width", ["wide", "narrow"])
-def test_a_picture_holds_all_its_names_however_many_and_long_they_are(width):
+def test_many_long_names_are_all_inside_the_picture(width):
     lines = [
         ChartLine(f"a rather long name of a device, number {i}" * 2, [(1, i), (2, i)], COLOURS[0])
         for i in range(40)
@@ -189,10 +189,10 @@ def test_a_picture_holds_all_its_names_however_many_and_long_they_are(width):
             assert float(node.get("x")) + 6 * len(node.text) <= right and 0 < float(node.get("y")) < bottom
 
 
-# Who took part
+# Participation
 
 
-def test_a_round_of_a_device_is_what_came_of_it():
+def test_each_round_of_a_device_has_a_state():
     line = {
         "round": 3, "phases": [{"asked": list("abcde"), "phase": "train", "seconds": 1.0}],
         "participants": ["a", "e"], "late": ["b"], "dropped": {"c": "odd"}, "aside": {"e": "too large"},
@@ -203,7 +203,7 @@ def test_a_round_of_a_device_is_what_came_of_it():
     assert listed([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9" and listed([]) == "-"
 
 
-def test_the_strips_of_many_devices_are_those_that_missed_most(tmp_path):
+def test_the_picture_of_participation_shows_the_60_devices_that_missed_most(tmp_path):
     devices = [f"d{i:03}" for i in range(100)]
     lines = [
         {"round": r, "phases": [{"asked": devices, "phase": "train", "seconds": 1.0}],
@@ -221,33 +221,33 @@ def test_the_strips_of_many_devices_are_those_that_missed_most(tmp_path):
 # Comparisons
 
 
-def test_the_best_of_a_column_is_bold_and_nothing_where_all_are_alike():
+def test_the_best_value_of_a_column_is_bold_unless_all_values_are_equal():
     values = [[[1.0, 3.0], [5.0], []], [[2.04], [5.0], [7.0]], [[1.0], [5.0], []]]
     assert best_cells(values, 2, "{:.1f}".format) == {(0, 2), (1, 2)}, "2.0 and 2.0"
     assert best_cells(values, 0, "{:.1f}".format, highest=False) == {(2, 0)}
     assert best_cells([], 0, str) == best_cells([[[1.0]]], 0, str) == frozenset()
 
 
-def test_the_best_is_best_among_those_that_are_measured_alike():
+def test_the_best_value_is_chosen_among_runs_with_the_same_view():
     values, views = [[[90.0]], [[80.0]], [[70.0]]], ["personal", "global", "global"]
-    assert best_cells(values, 0, "{:.1f}".format, among=views) == {(1, 0)}, (
-        "nothing to compare the personal one with"
+    assert best_cells(values, 0, "{:.1f}".format, among=views) == {(1, 0)}, "there is no other personal run"
+
+
+def test_a_run_that_sends_no_bytes_is_not_the_best_in_bytes():
+    values = [[[0.0]], [[300.0]], [[200.0]]]
+    assert best_cells(values, 0, "{:.0f}".format, highest=False) == {(2, 0)}, (
+        "a run without bytes is not a federation"
     )
 
 
-def test_who_sends_nothing_at_all_is_not_the_best_in_bytes():
-    values = [[[0.0]], [[300.0]], [[200.0]]]
-    assert best_cells(values, 0, "{:.0f}".format, highest=False) == {(2, 0)}, "the first is no federation"
-
-
-def test_a_comparison_says_which_settings_differ_and_marks_the_best(comparison):
+def test_a_comparison_lists_different_settings_and_marks_the_best_value(comparison):
     assert '<th scope="row">size</th><td>8</td><td>(not set)</td>' in comparison
     assert '<th scope="row">method.name</th><td>fedavg</td><td>fedproto</td>' in comparison
     assert '<th scope="row">seed</th>' not in comparison
     assert "<strong>71.5 ± 0.7</strong>" in comparison and "± 0 B" not in comparison
 
 
-def test_runs_with_one_set_of_settings_have_no_section_of_differences(tmp_path):
+def test_runs_with_equal_settings_have_no_section_of_differences(tmp_path):
     groups = read_groups([finished(tmp_path / "a", "a", [0.1, 0.4])])
     assert "What differs" not in comparison_page(groups, tables(groups, None, 0.9))
 
@@ -255,13 +255,13 @@ def test_runs_with_one_set_of_settings_have_no_section_of_differences(tmp_path):
 # Versions and machines
 
 
-def test_a_report_says_what_the_coordinator_and_each_device_ran_on(report):
+def test_a_report_names_the_version_and_machine_of_the_coordinator_and_each_device(report):
     rows = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', report)
     assert ("coordinator", "protofleet 0.1.0, Python 3.11.2, torch 2.13.0", "Linux x86_64, 2 cores") in rows
     assert ("a, b", "protofleet 0.1.0", "-") in rows and ("c", "protofleet 0.0.9", "Jetson Nano") in rows
 
 
-def test_a_report_of_a_run_that_says_no_versions_has_no_such_section(tmp_path):
+def test_the_report_of_a_run_without_versions_has_no_section_of_versions(tmp_path):
     folder = whole_run(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     devices = {device: {} for device in summary["devices"]}
@@ -269,6 +269,6 @@ def test_a_report_of_a_run_that_says_no_versions_has_no_such_section(tmp_path):
     assert "Versions and machines" not in write_report(folder).read_text()
 
 
-def test_figures_are_well_formed(html):
+def test_figures_are_well_formed_xml(html):
     figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
     assert {ET.fromstring(figure).tag for figure in figures} == {"figure"}

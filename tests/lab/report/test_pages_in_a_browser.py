@@ -40,7 +40,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_and_letters_are_of_their_full_size_at_both_widths(pages, dark):
+def test_axe_finds_no_violation_and_text_has_its_full_size_at_both_widths(pages, dark):
     found = judged(pages, dark)
     assert sorted((one["name"], one["width"]) for one in found) == sorted(
         (f"#{name}", width) for name in ("report", "comparison") for width in WIDTHS

@@ -53,7 +53,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_report_stands_alone_and_says_what_it_shows(folder):
+def test_the_report_has_no_external_files_and_names_the_view_the_paper_and_the_security(folder):
     text = write_report(folder).read_text()
     for external in ("http://", "https://", "<script", "<link", "@import"):
         assert external not in text.replace("http://www.w3.org/2000/svg", "")
@@ -63,7 +63,7 @@ def test_the_report_stands_alone_and_says_what_it_shows(folder):
 
 
 @pytest.mark.parametrize("security", ["off", "signed, not encrypted"])
-def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
+def test_the_report_of_a_run_that_was_not_sealed_has_a_red_warning(folder, security):
     assert '<p class="danger">' not in write_report(folder).read_text()
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "security": security}))
@@ -74,7 +74,7 @@ def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
     assert "NOT sealed" in final_table(folder)
 
 
-def test_the_rules_that_replaced_a_mean_are_named(folder):
+def test_the_report_names_the_robust_rules_that_replaced_a_mean(folder):
     assert "policy.robust" not in write_report(folder).read_text(), "an earlier version wrote no rules"
     summary = json.loads((folder / "summary.json").read_text())
     rules = {"weights": "cap", "prototypes": "clip_median"}
@@ -83,7 +83,7 @@ def test_the_rules_that_replaced_a_mean_are_named(folder):
     assert words in write_report(folder).read_text() and words in final_table(folder)
 
 
-def test_the_report_of_a_run_that_has_diverged_says_how_many_of_its_rounds_it_has_done(folder):
+def test_the_report_of_a_diverged_run_has_the_number_of_completed_rounds(folder):
     assert "4 rounds, 2 devices" in write_report(folder).read_text(), (
         "an earlier version wrote no rounds_done"
     )
@@ -106,12 +106,12 @@ def test_the_final_table_names_every_domain_and_the_mean(folder):
         assert expected in words
 
 
-def test_a_folder_without_a_finished_run_is_said_to_be_one(tmp_path):
+def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     with pytest.raises(RunError, match="holds no run: there is no summary.json in it"):
         write_report(tmp_path)
 
 
-def test_pictures_survive_empty_and_constant_data():
+def test_pictures_of_empty_and_constant_data_are_valid_xml():
     for points in ([], [(1, 0.5)], [(1, 0.5), (2, 0.5)]):
         ET.fromstring(line_chart([ChartLine("a", points, "#000")], str, "x", "y"))
         ET.fromstring(line_chart([ChartLine("a", points, "#000")], str, "x", "y", from_zero=False))
@@ -147,7 +147,7 @@ def shown(width=None):
     return console.export_text()
 
 
-def test_without_a_terminal_there_is_a_plain_line_a_round_and_for_what_goes_wrong():
+def test_the_output_without_a_terminal_has_a_line_for_each_round_and_each_problem():
     text = shown()
     assert "a has joined" not in text
     assert "round 1 of 4, train: 2 devices asked, 1 present" in text
@@ -156,7 +156,7 @@ def test_without_a_terminal_there_is_a_plain_line_a_round_and_for_what_goes_wron
     assert "a plain line" in text and "[1, 2]" in text
 
 
-def test_the_live_display_shows_who_has_answered_and_how_far_it_is():
+def test_the_live_display_shows_the_answered_devices_and_the_progress():
     progress = ProgressDisplay(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
         progress.handle_line(json.dumps(event))
@@ -166,7 +166,7 @@ def test_the_live_display_shows_who_has_answered_and_how_far_it_is():
     assert "round 1 of 4, train" in text and "✓ a" in text and "· b" in text and "tensors up 10 B" in text
 
 
-def test_an_answer_that_takes_long_says_how_long_it_will_take():
+def test_the_display_shows_the_time_left_of_a_long_transfer():
     transfer = {"event": "transfer", "device": "b", "bytes": 400_000, "size": 1_000_000}
     transfer |= {"bytes_per_second": 31_250, "seconds_left": 19.2}
     words = "400.0 kB of 1.0 MB are here, 31.2 kB/s, about 19 s to go"

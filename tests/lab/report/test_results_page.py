@@ -21,7 +21,7 @@ GENERATED = [
 
 
 def parsed(found):
-    """Return the table of the page, with its note as it is without the sentence on bold."""
+    """Return the table of the page, with its note, but without the sentence about bold values."""
     head, _, *rows = [line.strip("| \n").split(" | ") for line in found["rows"].splitlines()]
     cells = {(i, j): BOLD.fullmatch(cell) for i, row in enumerate(rows) for j, cell in enumerate(row)}
     best = frozenset(place for place, bold in cells.items() if bold)
@@ -30,8 +30,8 @@ def parsed(found):
 
 
 @pytest.mark.parametrize("found", GENERATED)
-def test_a_generated_table_is_what_markdown_writes_of_its_cells(found):
-    """A page has bold titles, so that they are no headings of the page."""
+def test_each_generated_table_has_the_form_that_markdown_writes(found):
+    """The titles on the page are bold, so that they do not become headings of the page."""
     written = parsed(found).markdown()
     assert written == found[0].replace(f"**{found['title']}**", f"### {found['title']}", 1)
 

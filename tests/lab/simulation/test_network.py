@@ -20,7 +20,7 @@ def frames(heard):
     return [item.frame for _, item in heard if isinstance(item, Arrived)]
 
 
-def test_calls_run_in_the_order_of_their_times_and_then_in_the_order_of_the_requests():
+def test_calls_run_by_time_and_calls_of_the_same_time_in_the_order_of_the_requests():
     clock, order = VirtualClock(), []
     for when, name in ((2.0, "late"), (1.0, "first"), (1.0, "second")):
         clock.call_at(when, lambda name=name: order.append((clock.now, name)))
@@ -28,7 +28,7 @@ def test_calls_run_in_the_order_of_their_times_and_then_in_the_order_of_the_requ
     assert order == [(1.0, "first"), (1.0, "second"), (2.0, "late")]
 
 
-def test_a_message_arrives_after_the_delay_at_subscribers_alone():
+def test_a_message_arrives_after_the_delay_and_only_at_subscribers():
     clock, broker, heard = connected(NetworkConditions(delay=0.5))
     broker.publish("fleet/b/up", b"for a", retain=False)
     broker.publish("fleet/b/down", b"for others", retain=False)
@@ -64,7 +64,7 @@ def test_the_broker_publishes_the_will_of_a_lost_client_and_delivers_nothing_to_
     ("conditions", "counts"),
     [(NetworkConditions(loss=1.0), {0}), (NetworkConditions(repeat=1.0), {2}), (NetworkConditions(), {1})],
 )
-def test_a_message_is_lost_repeated_or_delivered_once_as_the_conditions_say(conditions, counts):
+def test_the_conditions_make_a_message_lost_repeated_or_delivered_once(conditions, counts):
     clock, broker, heard = connected(conditions)
     for number in range(20):
         broker.publish("fleet/b/up", b"%d" % number, retain=False)
@@ -88,11 +88,11 @@ def test_the_same_seed_gives_the_same_deliveries_and_another_seed_gives_others()
     ("pattern", "topic", "fits"),
     [("a/+/c", "a/b/c", True), ("a/+", "a/b/c", False), ("a/b", "a/b", True), ("a/+/c", "a/b/d", False)],
 )
-def test_a_plus_stands_for_one_level(pattern, topic, fits):
+def test_a_plus_matches_one_topic_level(pattern, topic, fits):
     assert matches(pattern, topic) is fits
 
 
-class BrokerThatAsksAllClients(SimulatedBroker):
+class BrokerThatChecksAllClients(SimulatedBroker):
     """The plain computation: each message is compared with all topics of all clients."""
 
     def publish(self, topic, frame, retain):
@@ -147,9 +147,9 @@ def random_deliveries(kind, seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_seed_gives_the_deliveries_of_a_broker_that_asks_all_clients(seed):
+def test_each_seed_gives_the_same_deliveries_as_a_broker_that_checks_all_clients(seed):
     found = random_deliveries(SimulatedBroker, seed)
-    assert found == random_deliveries(BrokerThatAsksAllClients, seed)
+    assert found == random_deliveries(BrokerThatChecksAllClients, seed)
     assert len(found) > 50
 
 
@@ -169,5 +169,5 @@ def work_of_messages(clients):
     return len(calls)
 
 
-def test_the_work_of_a_message_does_not_grow_with_the_clients_that_do_not_get_it():
+def test_the_work_of_a_publish_does_not_grow_with_the_number_of_other_clients():
     assert work_of_messages(20) == work_of_messages(400) == 20

@@ -71,7 +71,7 @@ def write_lines(run, numbers):
 TO = Destination("recorder")
 
 
-def test_a_finished_run_is_told_whole_and_only_once(run, recorder):
+def test_a_finished_run_is_sent_completely_and_only_once(run, recorder):
     whole_run(run, WHOLE)
     assert follow(TO, run, to_the_end=False).result == "rounds 1 to 5 are in recorder"
     assert list(recorder.rounds) == [1, 2, 3, 4, 5] and recorder.closed == 1
@@ -82,19 +82,19 @@ def test_a_finished_run_is_told_whole_and_only_once(run, recorder):
     assert len(recorder.began) == 1
 
 
-def test_a_run_that_goes_on_is_taken_up_at_the_first_round_not_yet_written(run, recorder):
+def test_a_follower_continues_at_the_first_round_that_was_not_sent(run, recorder):
     write_lines(run, [1, 2])
     with (run / "rounds.jsonl").open("a") as file:
         file.write('{"round": 3, "torn')
     assert "the run is not over" in follow(TO, run, to_the_end=False).result
-    assert recorder.ending is None, "nobody knows that it has ended"
+    assert recorder.ending is None, "the run has not ended"
     whole_run(run, WHOLE)
     follow(TO, run, to_the_end=False)
     assert list(recorder.rounds) == [1, 2, 3, 4, 5]
     assert [(one.known_as, one.next_round) for one in recorder.began] == [("", 1), ("its name", 3)]
 
 
-def test_a_run_that_was_put_back_from_an_older_copy_is_told_again_from_there(run, recorder):
+def test_a_run_restored_from_an_older_copy_is_sent_again_from_there(run, recorder):
     write_lines(run, [1, 2, 3])
     follow(TO, run, to_the_end=False)
     (run / "rounds.jsonl").unlink()
@@ -106,7 +106,7 @@ def test_a_run_that_was_put_back_from_an_older_copy_is_told_again_from_there(run
     assert list(recorder.rounds) == [2]
 
 
-def test_rounds_are_told_as_they_end_and_a_stopped_run_is_called_stopped(run, recorder):
+def test_each_round_is_sent_when_it_ends_and_a_stopped_run_has_the_state_stopped(run, recorder):
     with tracking([TO], run):
         for number in (1, 2):
             write_lines(run, [number])
@@ -117,7 +117,7 @@ def test_rounds_are_told_as_they_end_and_a_stopped_run_is_called_stopped(run, re
     assert TrackedFile(run).of("recorder").next_round == 4 and not TrackedFile(run).of("recorder").ended
 
 
-def test_a_tracker_that_raises_is_one_line_and_the_others_go_on(run, recorder, monkeypatch):
+def test_a_tracker_error_is_reported_in_one_line_and_other_trackers_continue(run, recorder, monkeypatch):
     broken = Recorder(fails_at=2)
     kinds = {**destinations.KINDS, "broken": Kind("json", lambda place, folder: broken)}
     monkeypatch.setattr(destinations, "KINDS", kinds)
@@ -134,9 +134,7 @@ def test_a_tracker_that_raises_is_one_line_and_the_others_go_on(run, recorder, m
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("mine"), SystemExit(3), RecursionError("deep")])
-def test_whatever_a_tracker_raises_is_one_line_also_where_it_cannot_be_closed(
-    run, recorder, monkeypatch, error
-):
+def test_any_exception_of_a_tracker_is_reported_in_one_line(run, recorder, monkeypatch, error):
     def fail(start=None):
         raise error if start else ValueError("cannot be closed")
 
@@ -150,7 +148,7 @@ def test_whatever_a_tracker_raises_is_one_line_also_where_it_cannot_be_closed(
     assert f"({type(error).__name__}: {error})" in line
 
 
-def test_an_error_that_quotes_an_address_shows_nobody_how_it_is_opened(run, recorder, monkeypatch):
+def test_an_error_that_contains_an_address_is_printed_without_the_password(run, recorder, monkeypatch):
     def fail(start):
         raise ConnectionError("no answer from http://me:pw@host:5000/api and sqlite:///a@b")
 
@@ -164,7 +162,7 @@ def test_an_error_that_quotes_an_address_shows_nobody_how_it_is_opened(run, reco
     )
 
 
-def test_two_commands_never_bring_one_run_to_one_tracker_at_once(run, recorder):
+def test_two_commands_cannot_send_one_run_to_one_tracker_at_once(run, recorder):
     write_lines(run, [1])
     said = []
     with TrackedFile(run).sole_use("recorder"):
@@ -177,7 +175,7 @@ def test_two_commands_never_bring_one_run_to_one_tracker_at_once(run, recorder):
     assert list(recorder.rounds) == [1]
 
 
-def test_a_run_waits_for_no_tracker_that_hangs(run, recorder, monkeypatch):
+def test_a_run_does_not_wait_for_a_tracker_that_hangs(run, recorder, monkeypatch):
     hangs = threading.Event()
     monkeypatch.setattr("protofleet.lab.trackers.following.PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(recorder, "begin", lambda start: hangs.wait(60))
@@ -189,7 +187,7 @@ def test_a_run_waits_for_no_tracker_that_hangs(run, recorder, monkeypatch):
     assert "has not taken round 1" in said[0]
 
 
-def test_bytes_of_a_long_run_are_read_once_and_a_file_in_its_place_from_its_beginning(run, monkeypatch):
+def test_each_line_is_read_once_and_a_replaced_file_is_read_from_its_start(run, monkeypatch):
     monkeypatch.setattr("protofleet.lab.trackers.rounds_tail.MOST_BYTES", 700)  # less than a whole line
     tail = RoundsTail(run / "rounds.jsonl", 2)
     assert tail.more() == []
@@ -206,7 +204,7 @@ def test_bytes_of_a_long_run_are_read_once_and_a_file_in_its_place_from_its_begi
     assert [line["round"] for line in tail.more()] == [4]
 
 
-def test_a_damaged_tracked_file_counts_as_none(run, recorder):
+def test_a_damaged_tracked_file_is_treated_as_missing(run, recorder):
     write_lines(run, [1])
     for text in ("{", "[]", '{"recorder": 1}', '{"recorder": {"next_round": "x"}}'):
         (run / "tracked.json").write_text(text)
@@ -215,7 +213,7 @@ def test_a_damaged_tracked_file_counts_as_none(run, recorder):
     assert json.loads((run / "tracked.json").read_text())["recorder"]["next_round"] == 2
 
 
-def test_names_are_flat_and_means_and_sums_stand_beside_their_parts():
+def test_the_numbers_of_a_round_have_flat_names_and_include_means_and_sums():
     line = whole_line(2, WHOLE)
     found = round_numbers(line)
     by_domain = line["accuracy"]["global"]
@@ -233,11 +231,11 @@ def test_names_are_flat_and_means_and_sums_stand_beside_their_parts():
 @pytest.mark.parametrize(("text", "name"), [
     ("street", "street"), ("a/b c:d", "a_b_c_d"), ("..", "__"), ("", "_"), ("größe", "größe"),
 ])  # fmt: skip
-def test_a_name_of_others_is_one_part_of_a_name(text, name):
+def test_special_characters_in_a_name_become_underscores(text, name):
     assert part(text) == name
 
 
-def test_a_summary_says_totals_and_the_last_and_the_best_accuracy(run):
+def test_the_summary_numbers_have_totals_and_the_last_and_best_accuracies(run):
     whole_run(run, WHOLE)
     found = summary_numbers(json.loads((run / "summary.json").read_text()))
     assert found["total/wire/down/sum"] == 2000 + 80 + 240 and found["total/seconds"] == 10.0
@@ -245,7 +243,7 @@ def test_a_summary_says_totals_and_the_last_and_the_best_accuracy(run):
     assert not any("point" in name for name in found)
 
 
-def test_no_tracker_is_told_how_the_broker_is_opened(run):
+def test_no_tracker_gets_the_user_name_and_the_password_of_the_broker(run):
     whole_run(run, WHOLE)
     address = '[broker.address]\nhost = "h"\nusername = "me"\npassword = "pw"\n'
     (run / "experiment.toml").write_text(f'name = "demo"\n[broker]\nkind = "external"\n{address}')
@@ -255,7 +253,7 @@ def test_no_tracker_is_told_how_the_broker_is_opened(run):
     assert str(Destination("mlflow", "https://me:pw@host/x")) == "mlflow=https://host/x"
 
 
-def test_a_services_run_without_an_experiment_says_its_settings_at_its_end(run):
+def test_the_settings_of_a_run_without_an_experiment_are_sent_at_its_end(run):
     whole_run(run, WHOLE)
     (run / "experiment.toml").unlink()
     assert settings_of(run) == {}
@@ -269,14 +267,14 @@ def test_a_services_run_without_an_experiment_says_its_settings_at_its_end(run):
     ("mlflow=", "has nothing after ="),
     ("mlflow=localhost:5000", "write mlflow=http://HOST:PORT for a server, or mlflow=sqlite:///FILE for a database"),
 ])  # fmt: skip
-def test_a_tracker_that_is_none_is_one_line(text, words):
+def test_a_wrong_tracker_is_refused_with_the_reason(text, words):
     with pytest.raises(SettingsError) as error:
         destination(text)
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("words", [["run", "x.toml", "--track"], ["track", ".", "--to"]])
-def test_a_tracker_that_is_not_installed_is_one_line_before_anything_begins(words, monkeypatch, capsys):
+def test_a_tracker_without_its_package_is_refused_before_the_run_starts(words, monkeypatch, capsys):
     away = {name: Kind("a_package_that_is_away", kind.open) for name, kind in destinations.KINDS.items()}
     monkeypatch.setattr(destinations, "KINDS", away)
     for name in away:
@@ -287,7 +285,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_anything_begins(word
         )
 
 
-def test_a_folder_that_is_no_runs_is_one_line(tmp_path, capsys):
+def test_track_refuses_a_folder_without_a_run_and_two_places_of_one_tracker(tmp_path, capsys):
     assert main(["track", str(tmp_path / "nothing"), "--to", "tensorboard"]) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert main(["track", str(tmp_path), "--to", "tensorboard"]) == 2

@@ -1,4 +1,4 @@
-"""Installed packages can bring trackers, and each run of a sweep becomes a run in the tracker."""
+"""Installed packages can contain trackers, and each run of a sweep becomes a run in the tracker."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def run(tmp_path):
     return whole_run(tmp_path / "runs" / "demo")
 
 
-def test_the_tracker_of_the_page_writes_a_run_and_goes_on_with_it(site, run, tmp_path, capsys):
+def test_the_tracker_of_the_page_writes_a_run_and_continues_it(site, run, tmp_path, capsys):
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     summary = (run / "summary.json").read_bytes()
     (run / "rounds.jsonl").write_text("".join(lines[:2]))
@@ -56,7 +56,7 @@ def test_the_tracker_of_the_page_writes_a_run_and_goes_on_with_it(site, run, tmp
     assert f"rounds 1 to 5 are in book={book}" in capsys.readouterr().out
 
 
-def test_a_broken_one_is_a_line_that_says_where_and_no_other_suffers(site, run, tmp_path, capsys):
+def test_a_broken_tracker_is_reported_in_one_line_and_does_not_stop_others(site, run, tmp_path, capsys):
     to = ["--to", "broken", "--to", "half", "--to", f"book={tmp_path / 'book.txt'}"]
     assert main(["track", str(run), *to]) == 1
     said = capsys.readouterr()
@@ -68,13 +68,13 @@ def test_a_broken_one_is_a_line_that_says_where_and_no_other_suffers(site, run, 
     assert said.out == f"{run}: rounds 1 to 5 are in book={tmp_path / 'book.txt'}\n"
 
 
-def test_one_that_was_changed_since_it_was_installed_is_not_run(site, run, tmp_path, capsys):
+def test_a_tracker_that_was_changed_after_its_installation_is_not_run(site, run, tmp_path, capsys):
     (site / "notes" / "book.py").write_text("raise SystemExit(9)\n")
     assert main(["track", str(run), "--to", f"book={tmp_path / 'book.txt'}"]) == 1
     assert "was changed since it was installed" in capsys.readouterr().err
 
 
-def test_their_names_stand_beside_ours_and_none_is_imported_for_it(site, run, capsys):
+def test_the_error_for_a_wrong_name_lists_packaged_trackers_and_imports_none(site, run, capsys):
     assert main(["track", str(run), "--to", "bok"]) == 2
     said = capsys.readouterr().err
     assert (
@@ -84,9 +84,7 @@ def test_their_names_stand_beside_ours_and_none_is_imported_for_it(site, run, ca
     assert not [name for name in sys.modules if name.startswith("notes")]
 
 
-def test_one_with_the_name_of_ours_is_said_not_to_be_used_once_and_by_who_asks_for_it_alone(
-    site, run, tmp_path, capsys
-):
+def test_a_packaged_tracker_with_a_built_in_name_is_reported_once_and_not_used(site, run, tmp_path, capsys):
     pytest.importorskip("tensorboard")
     board, book = f"tensorboard={tmp_path / 'board'}", f"book={tmp_path / 'book.txt'}"
     assert main(["track", str(run), "--to", board, "--to", book, "--to", f"{board}-2"]) == 0
@@ -102,9 +100,7 @@ def test_one_with_the_name_of_ours_is_said_not_to_be_used_once_and_by_who_asks_f
 TRIALS = ("base-mu-0", "base-mu-1")
 
 
-def test_a_sweeps_trials_are_runs_there_also_those_that_had_finished_before(
-    site, tmp_path, monkeypatch, capsys
-):
+def test_each_trial_of_a_sweep_is_sent_once_to_the_tracker(site, tmp_path, monkeypatch, capsys):
     file, book, runs = tmp_path / "two.toml", tmp_path / "book.txt", tmp_path / "runs"
     file.write_text(TWO)
     tracked = []
@@ -133,7 +129,7 @@ def test_a_sweeps_trials_are_runs_there_also_those_that_had_finished_before(
     assert told == [[name, end] for name in names for end in ("1", "2", "3", "finished")], "each number once"
 
 
-def test_a_sweeps_folder_stands_for_its_trials(site, tmp_path, capsys):
+def test_track_with_the_folder_of_a_sweep_sends_all_its_trials(site, tmp_path, capsys):
     folder, book = tmp_path / "runs" / "sweeps" / "base", tmp_path / "book.txt"
     folder.mkdir(parents=True)
     rows = [{"runs": [name]} for name in (*TRIALS, "not-begun")]

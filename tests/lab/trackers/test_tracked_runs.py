@@ -142,7 +142,7 @@ def test_mlflow_reads_every_number_of_every_round_once(tracked):
     assert run.data.params["method.name"] == "fedavg" and run.data.params["rounds"] == str(ROUNDS)
 
 
-def test_mlflow_keeps_the_runs_files_beside_the_runs_and_nothing_in_the_working_folder(tracked):
+def test_mlflow_stores_the_files_of_a_run_in_the_folder_of_the_runs(tracked):
     run = run_in(database(tracked.place))
     names = [one.path for one in client(database(tracked.place)).list_artifacts(run.info.run_id)]
     assert names == ["experiment.toml", "report.html", "rounds.jsonl", "summary.json"]
@@ -153,7 +153,7 @@ def test_mlflow_keeps_the_runs_files_beside_the_runs_and_nothing_in_the_working_
     ]  # fmt: skip
 
 
-def test_a_tracking_server_that_is_away_is_one_line_and_the_run_ends_well(tracked):
+def test_an_unreachable_tracking_server_is_reported_in_one_line_and_the_run_succeeds(tracked):
     for said in (tracked.stopped, tracked.said):
         lines = [line for line in said.splitlines() if "mlflow=http://127.0.0.1:9/" in line]
         assert len(lines) == 1 and "mlflow=http://127.0.0.1:9/ is left out from round 1 on (" in lines[0], (
@@ -164,15 +164,13 @@ def test_a_tracking_server_that_is_away_is_one_line_and_the_run_ends_well(tracke
     assert tracked.out.splitlines()[-1] == "report: runs/small/report.html" and "http" not in tracked.out
 
 
-def test_a_server_that_is_killed_in_the_middle_ends_no_run_and_has_each_number_once_after_the_command_it_names(
-    tracked, server
-):
+def test_the_named_command_sends_the_rounds_that_a_killed_tracking_server_missed(tracked, server):
     (line,) = (line for line in tracked.said.splitlines() if server.address in line)
     to = f"protofleet track runs/small --to mlflow={server.address}"
     assert line.startswith(f"protofleet: mlflow={server.address} is left out from round 4 on (")
     assert line.endswith(f"; {to} sends the later rounds")
     server.wait()
-    assert run_in(server.address).info.status == "RUNNING", "nobody could tell it"
+    assert run_in(server.address).info.status == "RUNNING", "no process could set the state"
     done = protofleet(*to.split()[1:], cwd=tracked.place)
     there = f"runs/small: rounds 1 to {ROUNDS + 1} are in mlflow={server.address}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, there, "")
@@ -184,10 +182,8 @@ def test_a_server_that_is_killed_in_the_middle_ends_no_run_and_has_each_number_o
 
 
 @pytest.mark.parametrize("dies_at", [0, 2, 5, 7])
-def test_an_mlflow_that_dies_at_any_call_has_each_number_once_afterwards(
-    tracked, tmp_path, monkeypatch, dies_at
-):
-    """A finished run makes calls with few numbers each. What follows a failed call comes with the next follower."""
+def test_mlflow_has_each_number_once_after_an_error_at_any_call(tracked, tmp_path, monkeypatch, dies_at):
+    """A finished run makes calls with few numbers each. The next follower sends the numbers after a failed call."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
@@ -215,7 +211,7 @@ def test_an_mlflow_that_dies_at_any_call_has_each_number_once_afterwards(
     assert found.info.status == "FINISHED"
 
 
-def test_a_run_is_tracked_afterwards_into_a_folder_of_ones_own(tracked, tmp_path):
+def test_a_finished_run_can_be_tracked_into_another_folder(tracked, tmp_path):
     done = protofleet("track", tracked.run, "--to", f"tensorboard={tmp_path / 'board'}", cwd=tmp_path)
     assert done.stdout == f"{tracked.run}: rounds 1 to {ROUNDS + 1} are in tensorboard={tmp_path / 'board'}\n"
     names = events(tmp_path / "board" / "small").Tags()["scalars"]

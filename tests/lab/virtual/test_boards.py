@@ -46,7 +46,7 @@ class PlannedHost:
 
 
 class Desk:
-    """A worker with a job on a board. It notes when each piece of work has ended, and how."""
+    """A worker with a job on a board. It records when and how each piece of work has ended."""
 
     def __init__(self, on, *results, batch=10):
         self.clock, self.ends, self.saved = VirtualClock(), [], []
@@ -79,7 +79,7 @@ def test_a_piece_of_work_takes_the_time_of_its_samples_on_the_board():
     assert (on.seconds, on.joules) == (1.25, 4.0 * 1.25)
 
 
-def test_measured_seconds_take_the_place_of_counted_samples():
+def test_measured_seconds_replace_counted_samples():
     on = board(MeasuredWork(7.0, 3.0))
     desk = Desk(on, 10, 10)
     desk.submit("train")
@@ -88,7 +88,7 @@ def test_measured_seconds_take_the_place_of_counted_samples():
     assert on.seconds == 10.0
 
 
-def test_a_worker_does_one_piece_of_work_after_the_other():
+def test_a_worker_does_its_pieces_of_work_one_after_the_other():
     desk = Desk(board(), 40, 60, 20)
     for _ in range(3):
         desk.submit()
@@ -103,7 +103,7 @@ def test_a_device_saves_its_state_when_the_work_has_ended():
     assert desk.saved == [(2.0, {"state": 40})]
 
 
-def test_work_that_is_cut_off_saves_nothing_and_has_taken_energy():
+def test_work_that_is_cut_off_saves_no_state_but_its_seconds_count():
     on = board()
     desk = Desk(on, 40)
     desk.submit()
@@ -126,7 +126,7 @@ def test_a_dead_worker_process_or_a_mistake_in_a_plug_in_ends_the_run(error):
         desk.run()
 
 
-def test_the_clock_goes_on_while_a_task_certainly_takes_longer():
+def test_the_clock_advances_before_the_worker_waits_for_the_result_of_a_task():
     """Other events happen before the worker waits for the result, up to half of the shortest work so far."""
     on, waits = board(), []
     desk = Desk(on, 40, 40)
@@ -143,7 +143,7 @@ def test_the_clock_goes_on_while_a_task_certainly_takes_longer():
     assert waits == [0.0, 2.0 + 1.0]
 
 
-def test_work_that_is_shorter_than_half_of_the_shortest_takes_that_half():
+def test_work_shorter_than_half_of_the_shortest_work_takes_that_half():
     on = board()
     desk = Desk(on, 40, 10, 10)
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_work_that_is_shorter_than_half_of_the_shortest_takes_that_half():
 @pytest.mark.parametrize(
     ("sizes", "least"), [((10, 2, 5), 6), ((9, 2, 5), 0), ((10, 2, 4), 0), ((99, 9, 9), 20), ((50, 2, 5), 20)]
 )
-def test_a_device_with_fewer_samples_sets_no_limit_for_one_with_more(sizes, least):
+def test_the_least_work_is_taken_from_devices_with_at_most_as_many_samples(sizes, least):
     known = LeastWork()
     for seen, work in (((10, 2, 5), 12), ((10, 2, 5), 15), ((50, 2, 5), 40)):
         known.note("train", seen, work)

@@ -23,12 +23,12 @@ HOUR = 3600.0
         ({"a": 0.29, "b": 0.71}, 100, {"a": 29, "b": 71}),  # 0.29 * 100 is below 29 as a float.
     ],
 )
-def test_the_number_of_each_board_is_its_share(shares, number, counts):
+def test_each_kind_of_board_gets_its_share_of_the_devices(shares, number, counts):
     found = drawn(shares, number, random.Random(0))
     assert {name: found.count(name) for name in shares} == counts
 
 
-def test_the_same_seed_gives_the_same_fleet_and_another_seed_another(tmp_path):
+def test_the_same_seed_gives_the_same_fleet_and_another_seed_gives_another_one(tmp_path):
     more = PROFILES.replace("share = 1\nup", "share = 0.5\nup")
     read = profiles(tmp_path, more + "[lines.fibre]\nshare = 0.5\nup = 100\ndown = 100\n")
     names = [f"d{i}" for i in range(20)]
@@ -43,8 +43,8 @@ def test_the_same_seed_gives_the_same_fleet_and_another_seed_another(tmp_path):
 
 @pytest.mark.parametrize("hours", ["22:00-06:00", "06:00-22:00", "00:00-00:01", "23:59-00:00"])
 @pytest.mark.parametrize("begins", [0.0, 7.5 * HOUR, 23 * HOUR])
-def test_hours_of_each_day_hold_the_minutes_that_the_policys_hours_hold(hours, begins):
-    """The oracle asks each minute of two days."""
+def test_availability_by_hours_of_the_day_agrees_with_the_hours_of_the_policy(hours, begins):
+    """The test compares each minute of two days."""
     found = hours_of(hours)
     times = Availability(found, begins)
     for minute in range(2 * 24 * 60):
@@ -55,7 +55,7 @@ def test_hours_of_each_day_hold_the_minutes_that_the_policys_hours_hold(hours, b
         assert end > now and end > start
 
 
-def test_a_list_of_intervals_ends():
+def test_availability_ends_after_the_last_interval():
     times = Availability(intervals=[(10, 20), (30, 40)])
     assert [times.next(now) for now in (0, 10, 20, 39)] == [(10, 20), (10, 20), (30, 40), (30, 40)]
     assert times.next(40) is None

@@ -40,15 +40,15 @@ def performed(job, phase="train", restored=None):
     ("trained", "measured", "samples"),
     [([10, 10, 5], [], 25), ([], [30], 10), ([10], [15, 15], 20), ([], [], 0)],
 )
-def test_a_sample_counts_a_third_without_a_backward_pass(trained, measured, samples):
+def test_a_sample_without_a_backward_pass_counts_one_third(trained, measured, samples):
     assert performed(TrainingJob(trained, measured)).samples == pytest.approx(samples)
 
 
-def test_a_network_of_which_only_the_head_works_is_counted_by_its_head():
+def test_work_that_uses_only_the_head_is_counted_in_full():
     assert performed(TrainingJob(head=[20])).samples == 20
 
 
-def test_an_evaluation_leaves_the_state_as_it_was():
+def test_an_evaluation_does_not_change_the_state():
     job = TrainingJob()
     assert performed(job).state == {"tasks": 1}
     assert performed(job, "evaluate").state == {"tasks": 1}

@@ -31,7 +31,7 @@ def test_a_message_waits_until_the_line_is_free():
 
 
 def round_trips(size, rate, trip):
-    """Count the round trips in which a sender waits, in another way: window by window."""
+    """Count the round trips in which a sender waits, window by window, as an independent check."""
     sent, window, waits = 0.0, FIRST_WINDOW, 0
     while window < rate * trip and sent + window < on_the_line(size):
         sent, window, waits = sent + window, 2 * window, waits + 1
@@ -39,12 +39,12 @@ def round_trips(size, rate, trip):
 
 
 @pytest.mark.parametrize("size", [1000, 14_000, 20_000, 40_000, 200_000, 2_000_000])
-def test_a_sender_begins_slowly_after_a_pause(size):
+def test_a_sender_has_a_slow_start_after_a_pause(size):
     waits, left = round_trips(size, 1e6, 0.1)
     assert way(mbits=8, delay=0.05).send(0.0, size) == pytest.approx(0.1 * waits + left / 1e6 + 0.05)
 
 
-def test_a_sender_that_does_not_pause_begins_slowly_only_once():
+def test_a_sender_without_a_pause_has_a_slow_start_only_once():
     line = way(mbits=8, delay=0.05)
     at = line.send(0.0, 500_000)
     soon = line.send(line.busy_until, 100_000)
@@ -54,7 +54,7 @@ def test_a_sender_that_does_not_pause_begins_slowly_only_once():
 
 
 @pytest.mark.parametrize(("pause", "waits"), [(0.29, 0), (0.31, 1), (0.61, 2), (100.0, 2)])
-def test_a_pause_halves_what_may_be_sent_at_once_for_each_time_out(pause, waits):
+def test_each_time_out_in_a_pause_halves_the_window_of_the_sender(pause, waits):
     """A time-out is 0.3 s. After the first message, 58 kB may be sent at once; the second one has 50 kB."""
     line = way(mbits=80, delay=0.05)
     line.send(0.0, 40_000)
@@ -94,8 +94,8 @@ def test_a_broker_delivers_over_both_lines_and_counts_their_bytes():
     assert lines["a"].joules == pytest.approx(2.0 * (size / 1e6 + puback / 2e6))
 
 
-def test_an_acknowledgement_ends_a_pause_of_its_direction():
-    """A sender that acknowledges what it receives need not begin slowly; without messages, the pause is too long."""
+def test_an_acknowledgement_ends_the_pause_of_its_direction():
+    """Acknowledgements keep the window of a sender open. Without them, the pause is long and the start slow."""
     size = packet_bytes("to/b", 40_000)
 
     def seconds_of_the_last(receives):
@@ -116,7 +116,7 @@ def test_an_acknowledgement_ends_a_pause_of_its_direction():
     assert seconds_of_the_last(receives=False) > at_once + 0.09
 
 
-def test_a_device_that_has_ended_acknowledges_nothing():
+def test_a_device_that_has_ended_sends_no_acknowledgement():
     clock = VirtualClock()
     lines = {"a": VirtualLine.of(LineProfile(1.0, 8.0, 8.0, delay=1.0), random.Random(0))}
     broker = LinedBroker(clock, NetworkConditions(delay=0.0), 0, lines=lines)
@@ -147,7 +147,7 @@ def test_messages_arrive_in_the_order_in_which_they_were_sent():
     assert len(set(arrivals)) < len(arrivals)  # Some messages wait for a packet that is sent again.
 
 
-def test_a_lost_packet_of_a_full_line_costs_its_bytes_and_no_round_trip():
+def test_a_lost_packet_of_a_full_line_costs_its_bytes_but_no_round_trip():
     """Only a packet of the last window delays the end. Here, the packets before it are nine tenths of all."""
     sizes = 5_000_000, on_the_line(5_000_000)
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Tests that the profiles, the commands and the output in docs/virtual-time.md are true."""
+"""Tests that the profiles, the commands and the output in docs/virtual-time.md are correct."""
 
 import re
 from pathlib import Path

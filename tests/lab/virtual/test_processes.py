@@ -1,4 +1,4 @@
-"""Tests of the worker processes of a virtual run: their number changes no byte, and a dead one ends the run."""
+"""Tests of the worker processes of a virtual run: their number changes no byte, and a dead worker ends the run."""
 
 import filecmp
 import os
@@ -46,7 +46,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["fedproto", pytest.param("fedavg", marks=SLOW), pytest.param("scaffold", marks=SLOW)]
 )
-def test_the_number_of_workers_changes_no_byte(tmp_path, method):
+def test_the_number_of_workers_changes_no_byte_of_the_results(tmp_path, method):
     """One of the lines is slow and one device is away for a while, so that tasks begin at different times."""
     (tmp_path / "trace.csv").write_text("device,from,until\na,0,90000\nb,0,1.2\nb,3,90000\n")
     text = PROFILES.replace("share = 1\nup", "share = 0.5\nup")
@@ -60,12 +60,12 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, method):
     assert [name for name in FILES if not filecmp.cmp(alone / name, in_two / name, shallow=False)] == []
 
 
-def test_one_worker_is_this_process(builder):
+def test_a_single_worker_runs_in_the_process_of_the_command(builder):
     with job_host(builder, 1) as host:
         assert isinstance(host, JobsHere)
 
 
-def test_there_are_not_more_workers_than_devices(builder):
+def test_the_number_of_workers_is_at_most_the_number_of_devices(builder):
     with job_host(builder, 100) as host:
         assert isinstance(host, WorkerProcesses)
         assert len(set(host.pids)) == 3
@@ -120,7 +120,7 @@ def test_the_command_ends_with_one_line_if_a_worker_is_killed(tmp_path):
             os.kill(int(child), 0)
 
 
-def test_errors_of_a_worker_are_those_of_a_device(builder, tmp_path):
+def test_a_worker_raises_the_same_errors_as_a_device(builder, tmp_path):
     plan = plan_of(tmp_path)
     other = {"device-2": replace(plan.network, feature_size=32)}
     with job_host(replace(builder, networks=other), 2) as host:

@@ -1,4 +1,4 @@
-"""Tests of profiles files: what they may say, and how each mistake is refused."""
+"""Tests of profiles files: what they may contain, and how each mistake is refused."""
 
 import pytest
 
@@ -16,7 +16,7 @@ protofleet_device_work_seconds_total 10.0
 """
 
 
-def test_a_file_has_boards_lines_and_availability(tmp_path):
+def test_a_profiles_file_contains_boards_lines_and_availability(tmp_path):
     found = profiles(tmp_path, f'{PROFILES}[availability]\ndays = "22:00-06:00"\n').profiles
     assert found.boards["pi"].step_seconds == 0.1
     assert (found.lines["lte"].up, found.lines["lte"].price) == (8, 2)
@@ -64,7 +64,7 @@ def test_a_mistake_is_refused_with_its_key(tmp_path, text, words):
         (b"\xff\xfe\x00", "is not a CSV file"),
     ],
 )
-def test_an_unreadable_trace_is_refused_with_its_line(tmp_path, text, words):
+def test_an_invalid_trace_is_refused_with_the_number_of_its_line(tmp_path, text, words):
     path = tmp_path / "trace.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError, match=words) as found:
@@ -86,14 +86,14 @@ def test_measured_seconds_come_from_a_metrics_page(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "no metrics {", PAGE.replace("4.0", "0.0")])
-def test_a_page_without_updates_is_refused(tmp_path, text):
+def test_a_metrics_page_without_updates_is_refused(tmp_path, text):
     (tmp_path / "pi.prom").write_text(text)
     board = BOARD.replace("step_seconds = 0.1", 'from = "metrics"\nmetrics = "pi.prom"')
     with pytest.raises(SettingsError, match=r"boards\.pi\.metrics: .*pi\.prom"):
         profiles(tmp_path, board + LINE)
 
 
-def test_profiles_with_other_contents_have_another_digest(tmp_path):
+def test_profiles_with_different_contents_have_different_digests(tmp_path):
     (tmp_path / "trace.csv").write_text("device,from,until\na,0,10\n")
     text = f"{PROFILES}[availability]\ntrace = 'trace.csv'\n"
     first, again = profiles(tmp_path, text), profiles(tmp_path, text)

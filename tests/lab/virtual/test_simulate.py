@@ -43,12 +43,12 @@ def usual(tmp_path_factory):
     return simulated(tmp_path_factory.mktemp("usual"))
 
 
-def test_two_runs_write_the_same_bytes(tmp_path, usual):
+def test_two_virtual_runs_write_the_same_bytes(tmp_path, usual):
     first, (second, *_) = usual[0], simulated(tmp_path)
     assert [name for name in FILES if not filecmp.cmp(first / name, second / name, shallow=False)] == []
 
 
-def test_the_accuracy_is_that_of_the_halves_without_a_network(tmp_path, usual):
+def test_the_accuracy_is_equal_to_that_of_the_halves_without_a_network(tmp_path, usual):
     one, loader = experiment(tmp_path), Shards()
     plain = Federation(one.plan, {name: loader.load(data) for name, data in one.shards.items()}, False).run()
     _, lines, _ = usual
@@ -60,7 +60,7 @@ def test_the_accuracy_is_that_of_the_halves_without_a_network(tmp_path, usual):
 
 
 def test_the_seconds_of_a_round_follow_from_boards_and_lines(tmp_path, usual):
-    """A slower board or a slower line takes the seconds longer that its own arithmetic says."""
+    """A slower board or a slower line takes longer by the computed number of seconds."""
     _, lines, _ = usual
     _, slow_board, _ = simulated(tmp_path, text=PROFILES.replace("step_seconds = 0.1", "step_seconds = 1.1"))
     samples, measured = 40 - 4, 20 + 4  # A tenth of the samples is for validation, and each view is measured.
@@ -73,7 +73,7 @@ def test_the_seconds_of_a_round_follow_from_boards_and_lines(tmp_path, usual):
     assert slow_line[1]["seconds"] - lines[1]["seconds"] == pytest.approx(longer, rel=0.1)
 
 
-def test_the_costs_are_those_of_the_profiles(usual):
+def test_the_costs_follow_from_the_profiles(usual):
     _, lines, summary = usual
     for line in lines:
         found = line["virtual"]
@@ -83,7 +83,7 @@ def test_the_costs_are_those_of_the_profiles(usual):
     radio = sum(line["virtual"]["bytes_up"] + line["virtual"]["bytes_down"] for line in lines) * 8 / 8e6 * 1
     assert joules == pytest.approx(worked + radio, rel=0.02)
     reported = sum(summary["energy"].values())
-    assert 0.9 * joules < reported <= joules  # Updates report no joules of what follows them.
+    assert 0.9 * joules < reported <= joules  # Updates do not report the joules of later work.
 
 
 def test_money_needs_a_price_and_joules_need_watts(tmp_path):
@@ -96,7 +96,7 @@ def test_money_needs_a_price_and_joules_need_watts(tmp_path):
     assert priced["virtual"]["money"] == pytest.approx(3 * size / 1e9, abs=1e-5)
 
 
-def test_devices_that_are_off_for_a_while_go_on_afterwards(tmp_path, usual):
+def test_devices_that_are_off_for_a_time_continue_afterwards(tmp_path, usual):
     text = f'begins = "05:59"\n{PROFILES}[availability]\ndays = "06:10-06:00"\n'
     _, lines, summary = simulated(tmp_path, text=text.replace("step_seconds = 0.1", "step_seconds = 7"))
     assert [line["kind"] for line in lines] == ["training"] * 2 + ["evaluation"]
@@ -104,7 +104,7 @@ def test_devices_that_are_off_for_a_while_go_on_afterwards(tmp_path, usual):
     assert [line["accuracy"] for line in lines] == [line["accuracy"] for line in usual[1]]
 
 
-def test_a_run_whose_devices_do_not_come_back_ends_with_one_line(tmp_path):
+def test_a_run_whose_devices_do_not_return_ends_with_one_line(tmp_path):
     (tmp_path / "trace.csv").write_text("device,from,until\na,0,3\n")
     text = f"{PROFILES}[availability]\ntrace = 'trace.csv'\n"
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_a_run_whose_devices_do_not_come_back_ends_with_one_line(tmp_path):
         ),
     ],
 )
-def test_settings_that_draw_anew_in_each_run_are_refused_in_one_line(tmp_path, capsys, change, words):
+def test_masked_sums_and_noise_are_refused_in_one_line(tmp_path, capsys, change, words):
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     (tmp_path / "boards.toml").write_text(PROFILES)
     command = ["simulate", str(tmp_path / "small.toml"), "--profiles", str(tmp_path / "boards.toml")]
@@ -141,7 +141,7 @@ def test_a_wrong_number_of_workers_is_refused_with_its_limits(tmp_path, capsys, 
     )
 
 
-def test_a_finished_run_counts_only_for_its_settings_and_profiles(tmp_path):
+def test_a_finished_run_is_reused_only_for_the_same_settings_and_profiles(tmp_path):
     simulated(tmp_path)
     one, read = named(experiment(tmp_path)), profiles(tmp_path)
     assert finished_before(one, tmp_path / "runs", read)
@@ -151,7 +151,7 @@ def test_a_finished_run_counts_only_for_its_settings_and_profiles(tmp_path):
     )
 
 
-def test_the_report_and_the_table_say_that_the_run_is_virtual(tmp_path, usual):
+def test_the_report_and_the_table_state_that_the_run_is_virtual(tmp_path, usual):
     folder = shutil.copytree(usual[0], tmp_path / "small-virtual")
     words = "computed by protofleet simulate from profiles; no board and no line was measured"
     assert words in final_table(folder)
@@ -159,7 +159,7 @@ def test_the_report_and_the_table_say_that_the_run_is_virtual(tmp_path, usual):
     assert json.loads((folder / "summary.json").read_text())["profiles"] == profiles(tmp_path).digest
 
 
-def test_a_sweep_in_virtual_time_chooses_by_the_same_accuracy_and_shows_the_costs(tmp_path, capsys):
+def test_a_sweep_in_virtual_time_chooses_by_validation_and_shows_the_costs(tmp_path, capsys):
     path = tmp_path / "small.toml"
     path.write_text(EXPERIMENT)
     (tmp_path / "boards.toml").write_text(PROFILES)
@@ -185,7 +185,7 @@ def test_a_sweep_in_virtual_time_chooses_by_the_same_accuracy_and_shows_the_cost
     assert capsys.readouterr().out.count("this run has already ended: finished") == 2
 
 
-def test_a_batch_of_virtual_runs_asks_for_the_profiles_of_a_finished_run(tmp_path, usual):
+def test_a_batch_of_virtual_runs_compares_the_profiles_of_a_finished_run(tmp_path, usual):
     one, runs = named(experiment(tmp_path)), usual[0].parent
     assert Batch(runs, runner=VirtualRuns(profiles(tmp_path))).is_finished(one)
     other = profiles(tmp_path, PROFILES.replace("up = 8", "up = 9"))
@@ -198,7 +198,7 @@ def test_compare_marks_virtual_runs(usual, capsys):
     assert "Virtual runs\n" in shown and "no board and no line was measured" in shown
 
 
-def test_runs_with_other_profiles_are_not_seeds_of_one_experiment(tmp_path, usual):
+def test_runs_with_different_profiles_are_different_experiments(tmp_path, usual):
     other = shutil.copytree(usual[0], tmp_path / "other")
     summary = read_summary(other / "summary.json")
     write_summary(other / "summary.json", {**summary, "profiles": "another digest"}, Disk(durable=False))
@@ -206,7 +206,7 @@ def test_runs_with_other_profiles_are_not_seeds_of_one_experiment(tmp_path, usua
 
 
 @pytest.mark.parametrize("more", [[], ["small.toml", "--validate", "runs/small"]])
-def test_the_command_wants_an_experiment_or_a_run(tmp_path, capsys, monkeypatch, more):
+def test_the_command_needs_either_an_experiment_or_a_run_to_validate(tmp_path, capsys, monkeypatch, more):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     assert main(["simulate", *more, "--profiles", "boards.toml"]) == 2

@@ -43,7 +43,7 @@ def real(real_run, tmp_path):
     return folder
 
 
-def test_the_differences_are_shares_of_the_real_run(real, tmp_path, capsys):
+def test_validate_prints_and_writes_the_differences_from_the_real_run(real, tmp_path, capsys):
     seconds = [line["seconds"] for line in read_rounds(real / "rounds.jsonl")]
     command = ["simulate", "--validate", str(real), "--profiles", str(tmp_path / "boards.toml")]
     assert main([*command, "--runs", str(tmp_path / "virtual")]) == 0
@@ -74,19 +74,19 @@ def test_measured_seconds_come_from_the_devices_of_the_real_run(real, tmp_path):
     assert "4.000000 s, 0.400000 s" in written
 
 
-def test_a_run_without_measured_seconds_is_refused_by_key(real, tmp_path):
+def test_a_run_without_measured_seconds_is_refused_with_the_key(real, tmp_path):
     (tmp_path / "boards.toml").write_text(MEASURED)
     with pytest.raises(SettingsError, match=r"boards\.pi\.from is .metrics.*no file of metrics"):
         validate(real, tmp_path / "boards.toml", tmp_path / "virtual")
 
 
-def test_a_virtual_run_cannot_be_the_truth(real_run, tmp_path, capsys):
+def test_validate_refuses_a_virtual_run(real_run, tmp_path, capsys):
     profiles(tmp_path)
     assert main(["simulate", "--validate", str(real_run), "--profiles", str(tmp_path / "boards.toml")]) == 2
     assert "this run is virtual; name a real run" in capsys.readouterr().err
 
 
-def test_settings_cannot_be_changed_with_validate(tmp_path, capsys):
+def test_validate_refuses_changed_settings_and_a_missing_run(tmp_path, capsys):
     profiles(tmp_path)
     command = ["simulate", "--validate", "runs/none", "--profiles", str(tmp_path / "boards.toml")]
     assert main([*command, "--set", "rounds=1"]) == 2

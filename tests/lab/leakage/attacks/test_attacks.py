@@ -17,7 +17,7 @@ def fedpall():
     return figures("fedpall", rounds=2, **TRAINED)
 
 
-def test_the_share_of_fedpall_is_found_exactly_on_every_device(fedpall):
+def test_the_mixing_share_of_fedpall_is_found_exactly_on_every_device(fedpall):
     observed, _, found = fedpall
     for device in DEVICES:
         h, half = observed.plan.settings(), observed.truths[device].half
@@ -26,7 +26,7 @@ def test_the_share_of_fedpall_is_found_exactly_on_every_device(fedpall):
         assert one.figure.value == pytest.approx(true, abs=1e-4) and one.sound and one.attacker == "A1"
 
 
-def test_the_features_of_fedpall_are_won_back(fedpall):
+def test_the_features_of_fedpall_are_recovered(fedpall):
     for device in DEVICES:
         won, naive = (fedpall[2][name, device] for name in ("features won back", "the upload as the feature"))
         assert won.figure.value >= 0.95 and won.sound
@@ -46,7 +46,7 @@ def test_rows_of_the_last_round_are_in_the_order_of_the_first_round(fedpall):
     assert fedpall[2]["rows at the same place in two rounds", "mfeat"].figure.value == 1
 
 
-def test_without_ground_truth_only_attacks_without_samples_give_figures(fedpall):
+def test_only_attacks_without_samples_give_figures_if_there_is_no_ground_truth(fedpall):
     observed = fedpall[0]
     kept = Observed(observed.plan, "kept", observed.exchanges, observed.counts)
     found = measured(kept, LeakageQuery(kept.devices, "A3"))
@@ -59,18 +59,18 @@ def test_without_ground_truth_only_attacks_without_samples_give_figures(fedpall)
     assert all(math.isnan(one.figure.value) for one in stated)
 
 
-def test_the_residual_off_a_factor_shows_who_is_a_member():
+def test_the_part_off_a_factor_shows_which_samples_are_members():
     _, found, rows = figures("fedgram", rank=96, samples=192, width=256)
     pooled = rows["membership by the part off the factor", ""]
     assert pooled.figure.value >= 0.99 and pooled.sound and pooled.attacker == "A1"
     assert all(one.sound for one in found.findings)
 
 
-def test_a_gram_matrix_shows_members_while_there_are_fewer_samples_than_numbers():
+def test_a_gram_matrix_shows_members_if_it_has_more_numbers_than_samples():
     assert figures("fed3r", width=256)[2]["membership by the leverage", ""].figure.value > 0.9
 
 
-def test_a_class_mean_of_few_samples_shows_more_than_one_of_many():
+def test_a_class_mean_of_few_samples_shows_members_better_than_one_of_many():
     few, many = (figures("fedncm", samples=samples, least_samples=1)[2] for samples in (20, 400))
     name = "membership by the class row", ""
     assert few[name].figure.value > many[name].figure.value + 0.1

@@ -42,8 +42,8 @@ def test_images_of_one_local_step_are_found_from_a_first_linear_layer(one_step):
     assert clear.figure.value == 1 and clear.control.value == 0
 
 
-def test_candidates_that_say_nothing_are_not_above_the_control(one_step):
-    """The best of many candidates looks better than one of them, so the control must choose as often."""
+def test_random_candidates_score_no_better_than_the_control(one_step):
+    """The best of many candidates looks better than a single one, so the control must also choose among many."""
     noise = np.random.default_rng(0).uniform(-1, 1, (32, 3 * 16 * 16))
     found = image_scores(
         one_step, CLOSED, "weights", "A1", against_candidates(one_step, noise), gates=False, note=""
@@ -79,7 +79,7 @@ def test_a_convolutional_first_layer_has_no_closed_form():
         ("lgfedavg", {"samples": 2, **ONE_STEP}, "does not send the whole network"),
     ],
 )
-def test_a_row_says_which_condition_of_the_inversion_is_not_met(method, settings, reason):
+def test_the_reason_names_the_condition_of_the_inversion_that_is_not_met(method, settings, reason):
     found, reasons = thorough(method, network="mlp", devices=("mfeat",), **settings)
     assert reason in reasons[OPTIMISED]
     assert not any(attack == OPTIMISED for attack, *_ in found)

@@ -35,7 +35,7 @@ def images(count, seed=0, shape=(36,)):
 
 
 @pytest.mark.parametrize("scale", [1.0, -0.01])
-def test_one_image_is_the_quotient_of_the_gradients_of_a_first_layer_at_any_scale(scale):
+def test_one_image_is_found_from_the_gradients_of_a_first_layer_at_any_scale(scale):
     x = images(1)
     weight, bias, *_ = (
         scale * part.double().numpy() for part in gradients(perceptron(), x, torch.tensor([2]))
@@ -44,8 +44,8 @@ def test_one_image_is_the_quotient_of_the_gradients_of_a_first_layer_at_any_scal
     assert psnr(found, x.double().numpy())[0] > 80
 
 
-def test_candidates_of_other_images_are_as_far_from_these_as_from_images_in_no_batch():
-    """An attack that only chooses among candidates seems to find something; its control chooses in the same way."""
+def test_candidates_from_other_images_match_no_better_than_the_control():
+    """A choice among candidates always seems to find something, so the control chooses in the same way."""
     y = torch.arange(4)
     weight, bias, *_ = (part.double().numpy() for part in gradients(perceptron(), images(4), y))
     candidates = inputs_of_first_layer(weight, bias)
@@ -54,7 +54,9 @@ def test_candidates_of_other_images_are_as_far_from_these_as_from_images_in_no_b
         psnr(nearest_candidates(candidates, one), one).mean() for one in (own, other, third)
     )
     assert near > far + 5 and far == pytest.approx(control, abs=1.5)
-    assert far > psnr(candidates[:4], other).mean() + 0.5, "a control without a choice would not be noticed"
+    assert far > psnr(candidates[:4], other).mean() + 0.5, (
+        "the test would not notice a control without a choice"
+    )
 
 
 @pytest.mark.parametrize("batch", [[3], [1, 4], [2, 2, 0], [0, 1, 2, 3], [4, 4, 4, 4]])
@@ -66,13 +68,13 @@ def test_the_labels_of_a_small_batch_are_found_from_the_bias_of_the_head(batch):
         assert labels_from_bias(bias, len(batch), guess).tolist() == sorted(batch)
 
 
-def test_the_label_of_one_image_needs_no_guess():
+def test_the_label_of_one_image_is_found_with_a_wrong_guess():
     for label in range(CLASSES):
         bias = gradients(perceptron(), images(1), torch.tensor([label]))[-1].double().numpy()
         assert labels_from_bias(bias, 1, np.eye(CLASSES)[label - 1]).tolist() == [label]
 
 
-def test_the_gradient_of_one_step_with_weight_decay_is_won_back():
+def test_the_gradient_of_one_step_with_weight_decay_is_recovered():
     w, g = torch.randn(2, 7, generator=torch.Generator().manual_seed(0)).double()
     end = w - 0.1 * (g + 0.01 * w)
     assert torch.allclose(gradient_sent(w, end, 0.1, 1.0, 0.01), g)

@@ -38,7 +38,7 @@ def wins(members, others):
 
 
 @pytest.mark.parametrize("decimals", [1, 8])
-def test_the_auc_is_the_share_of_pairs_that_the_member_wins_and_ties_count_half(decimals):
+def test_the_auc_is_the_share_of_pairs_with_a_higher_member_and_ties_count_half(decimals):
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.5, 1, 30).round(decimals), rng.normal(0, 1, 40).round(decimals)
     assert auc(members, others) == pytest.approx(wins(members, others))
@@ -47,7 +47,7 @@ def test_the_auc_is_the_share_of_pairs_that_the_member_wins_and_ties_count_half(
 
 
 def by_samples(one, level=STRICT, seed=0):
-    """Return the interval of a bootstrap over samples, which is the fault that clusters prevent."""
+    """Return the interval of a bootstrap over samples, which is the mistake that clusters prevent."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(DRAWS // 3):
         found.append(auc(rng.choice(one.members, len(one.members)), rng.choice(one.others, len(one.others))))
@@ -58,14 +58,14 @@ def by_samples(one, level=STRICT, seed=0):
 
 
 def covered(interval, runs=40):
-    """Return in how many runs the interval holds the truth, 0.5, if the samples of a class are alike."""
+    """Return in how many runs the interval contains the true value 0.5, if the samples of a class are similar."""
     return sum(interval(scores(seed, spread=0.8)).contains(0.5) for seed in range(runs))
 
 
-def test_an_interval_over_clusters_holds_the_truth_where_an_interval_over_samples_does_not():
+def test_an_interval_over_clusters_contains_the_truth_and_one_over_samples_does_not():
     clusters, samples = covered(lambda one: clustered_auc([one], level=STRICT)), covered(by_samples)
     assert clusters >= 38  # of 40, at a level of 99 %
-    assert samples < 35, "a bootstrap over samples would not be noticed"
+    assert samples < 35, "the test would not notice a bootstrap over samples"
 
 
 @pytest.mark.parametrize("devices", [1, 6])
@@ -78,7 +78,7 @@ def test_controls_are_at_chance_in_20_of_20_seeds(devices):
 
 
 def test_scores_of_devices_with_different_scales_are_standardised_before_they_are_pooled():
-    """Every device tells members apart equally well, so all devices together must do it as well as each of them."""
+    """The AUC of each device is the same, so the AUC of all devices together must be the same too."""
     alone = [
         scores(place, lift=1.5, shift=50.0 * place, scale=10.0**place, device=str(place))
         for place in range(4)
@@ -86,7 +86,7 @@ def test_scores_of_devices_with_different_scales_are_standardised_before_they_ar
     expected = np.mean([auc(one.members, one.others) for one in alone])
     raw = auc(np.concatenate([one.members for one in alone]), np.concatenate([one.others for one in alone]))
     assert membership(alone).auc.value == pytest.approx(expected, abs=0.02)
-    assert abs(raw - expected) > 0.1, "scores that are not standardised would not be noticed"
+    assert abs(raw - expected) > 0.1, "the test would not notice scores that are not standardised"
 
 
 def test_scores_are_standardised_on_non_members_only():
@@ -95,8 +95,8 @@ def test_scores_are_standardised_on_non_members_only():
     assert one.members.mean() > 2
 
 
-def test_a_control_with_members_among_the_non_members_is_struck_out():
-    """A score that knows which half of the non-members it saw has an AUC that says nothing."""
+def test_a_control_that_knows_half_of_the_non_members_is_not_sound():
+    """The AUC has no meaning if the scores depend on the half of the non-members to which a sample belongs."""
     clean = scores(0)
     leaking = clean.others + 1.5 * every_second(clean.other_classes)
     assert membership([clean]).sound
@@ -109,7 +109,7 @@ def test_a_rate_of_one_per_cent_is_not_measured_with_fewer_than_1000_non_members
     assert not any(math.isnan(figure.value) for figure in rates([enough]))
 
 
-def test_the_threshold_is_set_on_one_half_of_the_non_members_and_read_on_the_other():
+def test_the_threshold_is_set_on_one_half_of_the_non_members_and_applied_to_the_other():
     """With a threshold on the same samples, the false positive rate would be 1 % in every run."""
     found = [rates([scores(seed, others=2_000)])[1].value for seed in range(20)]
     assert len(set(found)) > 5

@@ -36,7 +36,7 @@ def test_the_share_the_mask_and_all_unmasked_columns_are_found_exactly(alpha, ma
     assert r2(found.features, z) > kept.mean() - 0.03
 
 
-def test_a_class_without_a_common_row_was_not_mixed():
+def test_a_class_without_a_common_row_is_not_mixed():
     *given, z, kept = upload(0.85, 1.0, known=3)
     assert np.abs(unmixed(*given).features - z)[:, kept].max() < 1e-5
     *given, z, kept = upload(0.85, 1.0, known=0)

@@ -37,8 +37,8 @@ def test_the_bound_of_shuffled_pairs_is_0():
         assert mutual_information(x, shuffled, seed).nats < 0.1
 
 
-def test_a_critic_that_is_not_chosen_on_other_pairs_is_far_below_0_on_independent_rows():
-    """This is the fault that the second part of the pairs prevents."""
+def test_a_critic_chosen_on_its_own_pairs_is_far_below_0_on_independent_rows():
+    """A separate part of the pairs, on which the critic is chosen, prevents this."""
     generator = torch.Generator().manual_seed(0)
     x, y = (reduced(torch.randn(120, 30, generator=generator).double()).float() for _ in range(2))
     overfitted = chosen_critic(x[:96].repeat(2, 1), y[:96].repeat(2, 1), 96, 64, generator)
@@ -47,7 +47,7 @@ def test_a_critic_that_is_not_chosen_on_other_pairs_is_far_below_0_on_independen
     assert info_nce(honest, x[96:], y[96:], 24) > -0.5
 
 
-def test_a_value_near_the_cap_is_called_saturated():
+def test_a_value_near_the_cap_is_marked_saturated():
     x, _, _ = gaussian_pairs(0.0)
     found = mutual_information(x, x)
     assert found.cap == pytest.approx(math.log(64)) and found.saturated and found.nats <= found.cap

@@ -33,7 +33,7 @@ def test_r2_is_1_for_the_true_rows_0_for_their_mean_and_negative_for_shuffled_pa
     assert found.value == pytest.approx(r2(noisy, TRUE)) and found.low < found.value < found.high
 
 
-def test_r2_of_rows_that_are_all_alike_is_not_measured():
+def test_r2_of_equal_rows_is_not_measured():
     assert math.isnan(r2(np.ones((3, 2)), np.ones((3, 2))))
 
 
@@ -71,7 +71,7 @@ def test_a_ridge_map_finds_a_linear_map_and_chooses_a_large_penalty_for_noise():
     noise = RNG.normal(size=(300, 4))
     unseen = np.square(fitted_ridge(rows, noise)(RNG.normal(size=(300, 10))) - noise.mean(0)).mean()
     fitted = np.square(ridges(rows, noise, [1e-9])[0](RNG.normal(size=(300, 10))) - noise.mean(0)).mean()
-    assert unseen < fitted, "a penalty that does not depend on held-out rows would not be noticed"
+    assert unseen < fitted, "the test would not notice a penalty that ignores held-out rows"
 
 
 def test_a_ridge_map_solves_the_penalised_least_squares():
@@ -81,7 +81,7 @@ def test_a_ridge_map_solves_the_penalised_least_squares():
     assert np.allclose(ridges(rows, targets, [2.0])[0].matrix[:-1], weights)
 
 
-def test_an_interval_of_a_mean_over_clusters_holds_the_truth_if_rows_of_a_cluster_are_alike():
+def test_an_interval_over_clusters_contains_the_mean_if_rows_of_a_cluster_are_similar():
     held = wrong = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -89,7 +89,7 @@ def test_an_interval_of_a_mean_over_clusters_holds_the_truth_if_rows_of_a_cluste
         held += clustered(values, np.repeat(np.arange(10), 20), level=STRICT).contains(0)
         wrong += clustered(values, np.arange(200), level=STRICT).contains(0)
     assert held >= 38
-    assert wrong < 30, "an interval over rows would not be noticed"
+    assert wrong < 30, "the test would not notice an interval over rows"
 
 
 def test_a_ratio_of_sums_is_not_a_mean_of_ratios():

@@ -38,7 +38,7 @@ def test_ssim_is_1_for_equal_images_and_about_0_for_other_noise():
     assert np.abs(ssim(RNG.permuted(TRUE, axis=2), TRUE)).max() < 0.3
 
 
-def test_ssim_tells_a_lighter_image_from_noise_of_the_same_psnr():
+def test_ssim_is_higher_for_a_lighter_image_than_for_noise_of_the_same_psnr():
     true = 0.5 + 0.3 * TRUE
     lighter, noisy = true + 0.2, true + 0.2 * RNG.choice([-1.0, 1.0], true.shape)
     flat = [one.reshape(3, -1) for one in (lighter, noisy, true)]

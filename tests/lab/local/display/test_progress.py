@@ -48,7 +48,7 @@ def screen(columns, lines, events, earlier=()):
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (80, 12), (40, 24), (20, 10), (200, 60)])
 @pytest.mark.parametrize("devices", [3, 100])
 @pytest.mark.parametrize("domains", [2, 30])
-def test_no_line_is_wrapped_and_none_scrolls_away(columns, lines, devices, domains):
+def test_no_line_of_the_display_is_wrapped_or_scrolls_out_of_the_terminal(columns, lines, devices, domains):
     names = [f"a-domain-whose-name-is-long-{i}" for i in range(domains)]
     events = [asked(2, DEVICES[:devices]), answered("board-000", 10**8), TRANSFER]
     found = screen(columns, lines, [*events, {"event": "round", **measured(1, names)}])
@@ -56,7 +56,7 @@ def test_no_line_is_wrapped_and_none_scrolls_away(columns, lines, devices, domai
     assert "round 2 of 40"[: columns - 2] in found[0]
 
 
-def test_of_a_hundred_devices_those_that_are_waited_for_come_first_and_the_others_are_counted():
+def test_devices_without_an_answer_are_shown_first_and_devices_without_a_line_are_counted():
     events = [asked(1, DEVICES), *(answered(name, 10) for name in DEVICES[:50]), TRANSFER]
     found = screen(80, 24, events)
     assert "50 of 100 have answered" in found[0]
@@ -67,7 +67,7 @@ def test_of_a_hundred_devices_those_that_are_waited_for_come_first_and_the_other
     assert f"... and {100 - shown} more" in found and "✓" in "\n".join(found) and shown > 50
 
 
-def test_domains_that_find_no_line_are_counted_and_their_mean_is_said():
+def test_domains_without_a_line_are_counted_and_the_mean_of_all_is_shown():
     found = screen(
         80, 24, [asked(1, DEVICES), {"event": "round", **measured(1, [f"d{i:02}" for i in range(30)])}]
     )
@@ -75,14 +75,14 @@ def test_domains_that_find_no_line_are_counted_and_their_mean_is_said():
     assert f"... and {30 - len(shown)} more; the mean of all is 50.0%" in found and len(shown) > 5
 
 
-def test_after_a_resume_the_display_goes_on_from_the_rounds_before():
+def test_the_display_continues_from_the_earlier_rounds_after_a_resume():
     found = screen(80, 24, [asked(3, "a"), answered("a", 500)], [measured(1, "m"), measured(2, "m")])
     assert found[0].strip() == "round 3 of 40, train: 1 of 1 have answered"
     assert "tensors up 2.5 kB, down 0 B; on the wire 2.8 kB" in found
     assert any("about 76 s left" in one for one in found)
 
 
-def test_without_a_terminal_a_hundred_devices_are_a_line_a_round():
+def test_the_display_has_one_line_for_each_round_if_there_is_no_terminal():
     written = io.StringIO()
     progress = ProgressDisplay(2, Console(file=written, width=80))
     for name in DEVICES:
@@ -96,7 +96,7 @@ def test_without_a_terminal_a_hundred_devices_are_a_line_a_round():
     assert [one.partition(" took")[0] for one in lines[1:]] == ["round 1 of 2, train", "round 2 of 2, train"]
 
 
-def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
+def test_a_pause_is_shown_and_the_time_left_includes_later_pauses():
     written = io.StringIO()
     progress = ProgressDisplay(4, Console(file=written, width=100), pause_seconds=900.0)
     progress.handle_line(json.dumps(asked(1, "ab")))
@@ -112,7 +112,7 @@ def test_a_pause_is_shown_and_the_time_left_counts_those_to_come():
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_wait_for_the_next_month_is_told_after_the_round_and_no_time_left_is_foretold(terminal):
+def test_a_wait_for_the_next_month_is_shown_after_the_round_without_a_time_left(terminal):
     written = io.StringIO()
     progress = ProgressDisplay(4, Console(file=written, width=100, force_terminal=terminal))
     progress.handle_line(json.dumps(asked(1, "ab")))
@@ -138,14 +138,14 @@ def test_a_wait_for_the_next_month_is_told_after_the_round_and_no_time_left_is_f
     assert terminal or "about 4 s left" in written.getvalue()
 
 
-def test_no_time_is_foretold_where_rounds_begin_at_some_hours_alone():
+def test_no_time_left_is_shown_if_rounds_begin_only_at_some_hours():
     written = io.StringIO()
     progress = ProgressDisplay(4, Console(file=written, width=100), pause_seconds=math.inf)
     progress.handle_line(json.dumps({"event": "round", **measured(1, "ab")}))
     assert "took 2.0 s" in written.getvalue() and "left" not in written.getvalue()
 
 
-def test_a_mean_of_a_sampled_cohort_says_of_how_many_devices_it_is():
+def test_the_mean_of_a_sampled_cohort_is_shown_with_its_number_of_devices():
     written = io.StringIO()
     progress = ProgressDisplay(4, Console(file=written, width=120))
     for asked_devices, words in ((2, "accuracy 50.0% (by 2 of 3 devices)"), (3, "accuracy 50.0%, tensors")):

@@ -9,7 +9,7 @@ from protofleet.lab.report.drawing.axes import Axes, round_axis_end
 from protofleet.lab.report.drawing.canvas import NARROW, WIDE
 
 
-def test_the_ends_of_both_ranges_lie_on_the_ends_of_the_axes():
+def test_the_ends_of_both_ranges_are_at_the_ends_of_the_axes():
     axes = Axes(1, 11, 0, 50)
     assert [axes.x(1), axes.x(11)] == [WIDE.left, WIDE.width - WIDE.right]
     assert [axes.y(0), axes.y(50)] == [WIDE.bottom, WIDE.bottom - WIDE.plot_height]
@@ -37,7 +37,7 @@ def test_an_axis_ends_at_a_round_number_that_is_not_below_the_value(value, end):
 
 
 @pytest.mark.parametrize("points, dots", [([(1, 0.3)], 1), ([(1, 0.1), (2, 0.7)], 0)])
-def test_a_line_of_one_point_is_a_dot(points, dots):
+def test_a_line_of_one_point_is_drawn_as_a_dot(points, dots):
     axes = Axes(1, 2, 0, 1)
     drawn = charts.polyline(axes, charts.ChartLine("a", points, "#123456"))
     assert drawn.count("<circle") == dots

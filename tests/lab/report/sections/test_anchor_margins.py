@@ -38,7 +38,7 @@ UNNAMED = [f"class {label}" for label in range(11)]
     ({"class_names": ["cat & <dog>", "70"]}, ["cat &amp; &lt;dog&gt;", "class 70", *UNNAMED[2:]]),
     ({}, UNNAMED),
 ], ids=["all are named", "some are", "none is"])  # fmt: skip
-def test_each_class_has_its_curve_by_its_name_in_the_order_of_labels(tmp_path, given, names):
+def test_each_class_has_a_curve_with_its_name_in_the_order_of_the_labels(tmp_path, given, names):
     found = columns(section(tmp_path, MARGINS, **given))
     assert list(found) == [*names, "mean"]
     assert list(found.values()) == [*(1.0 + label for label in range(11)), 6.0]

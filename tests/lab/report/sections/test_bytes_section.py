@@ -15,7 +15,7 @@ def cells(summary):
     return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
 
 
-def test_a_run_with_a_codec_has_the_bytes_before_coding_and_the_factor():
+def test_the_table_of_a_run_with_a_codec_has_the_bytes_before_coding_and_the_factor():
     uncoded = {"up": {"weights": 4_200}, "down": {"weights": 1_000}}
     head, *rows = cells({**SUMMARY, "uncoded": uncoded})
     assert head == ["what crossed", "tensor bytes", "before the codec", "factor", "bytes on the wire"]
@@ -27,7 +27,7 @@ def test_a_run_with_a_codec_has_the_bytes_before_coding_and_the_factor():
     ]
 
 
-def test_a_run_without_a_codec_has_neither():
+def test_the_table_of_a_run_without_a_codec_has_only_the_sent_bytes():
     plain = cells(SUMMARY)
     assert plain == cells({**SUMMARY, "uncoded": {}})
     assert plain[0] == ["what crossed", "tensor bytes", "bytes on the wire"]

@@ -21,7 +21,7 @@ def rows(html, caption):
     return [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", row) for row in body.split("</tr>") if row]
 
 
-def test_the_mistakes_that_are_made_most_stand_first():
+def test_the_most_frequent_mistakes_are_first():
     found = rows(shown({"mnist": MNIST, "street": STREET}), "Most confused")
     assert found == [
         ["street", "1", "0", "4 of 4", "100.0%"],
@@ -30,7 +30,7 @@ def test_the_mistakes_that_are_made_most_stand_first():
     ]
 
 
-def test_each_domain_has_a_matrix_and_all_have_one_with_names_where_there_are_some():
+def test_each_domain_has_a_confusion_matrix_and_several_domains_have_a_common_one():
     html = shown({"mnist": MNIST, "street": STREET}, class_names=["<cat>", "dog"])
     assert rows(html, "What was taken for what, all domains") == [
         ["&lt;cat&gt;", "12", "2"],
@@ -43,17 +43,17 @@ def test_each_domain_has_a_matrix_and_all_have_one_with_names_where_there_are_so
 
 
 @pytest.mark.parametrize(("classes", "tables"), [(30, 2), (31, 1)])
-def test_of_many_classes_only_the_pairs_are_shown(classes, tables):
+def test_only_the_pairs_are_shown_if_there_are_more_than_30_classes(classes, tables):
     html = shown({"a": [[1] * classes] * classes})
     assert html.count("<table") == tables and ("All 31 classes" in html) == (tables == 1)
 
 
-def test_of_very_many_domains_the_rest_is_said_to_be_elsewhere():
+def test_the_section_shows_20_domains_and_names_the_file_with_the_others():
     html = shown({f"d{i:02}": STREET for i in range(25)})
     assert html.count("<details>") == 20 and "5 more domains are in the last line of rounds.jsonl" in html
 
 
-def test_a_run_without_mistakes_has_an_empty_list_and_one_that_counted_none_no_section():
+def test_a_run_without_mistakes_has_an_empty_list_and_a_run_without_counts_has_no_section():
     assert rows(shown({"a": [[2, 0], [0, 2]]}), "Most confused") == [["-"] * 5]
     assert shown({}) == ""
     assert confusion_section(FinishedRun(Path(), [{"round": 1}], {"reports": "global"})) == ""

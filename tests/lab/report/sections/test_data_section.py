@@ -35,20 +35,20 @@ def total_variation(rows):
 
 
 @pytest.mark.parametrize("rows", [[(8, 2), (1, 9)], [(5, 0, 7), (0, 3, 3), (400, 1, 0)], [(1, 2), (10, 20)]])
-def test_the_skew_is_the_mean_distance_of_devices_from_all_their_images(rows):
+def test_the_skew_is_the_mean_total_variation_between_a_device_and_all_devices(rows):
     found = fleet(*rows)
     assert found.skew == pytest.approx(total_variation(rows))
     assert 0 <= found.skew <= found.most_skew + 1e-12
 
 
-def test_the_skew_is_nothing_where_all_are_alike_and_most_where_no_two_share_a_class():
+def test_the_skew_is_0_for_equal_shares_and_largest_if_no_two_devices_share_a_class():
     assert fleet((10, 20), (1, 2), (0, 0)).skew == pytest.approx(0)
     apart = fleet((9, 0, 0), (0, 9, 0), (0, 0, 500))
     assert apart.skew == pytest.approx(2 / 3) and apart.most_skew == pytest.approx(2 / 3)
     assert fleet((0, 0)).skew == 0 and FleetCounts.of([]).skew == 0
 
 
-def test_of_one_device_no_skew_is_said():
+def test_the_section_shows_no_skew_for_one_device():
     alone = fleet((9, 3), names=("cat", "dog"))
     page = data_section(alone)
     assert "Skew of classes: one device: nothing to compare</b></p>" in page
@@ -59,17 +59,17 @@ def circles(picture):
     return list(ET.fromstring(picture).iter(f"{SVG}circle"))
 
 
-def test_the_area_of_a_bubble_is_the_number_of_images():
+def test_the_area_of_a_bubble_is_proportional_to_the_number_of_images():
     found = circles(bubbles(fleet((100, 25, 0), (4, 0, 400))))
     sizes = {c.find(f"{SVG}title").text: float(c.get("r")) for c in found}
-    assert len(sizes) == 4, "there is none for no images"
+    assert len(sizes) == 4, "there is no bubble for a class without images"
     largest = sizes["d1, class 2: 400"]
     assert sizes["d0, class 0: 100"] == pytest.approx(largest / 2, abs=0.1)
     assert sizes["d0, class 1: 25"] == pytest.approx(largest / 4, abs=0.1)
 
 
 @pytest.mark.parametrize(("devices", "classes"), [(1, 2), (6, 10), (70, 20), (1000, 200), (10_000, 2)])
-def test_no_bubble_leaves_the_picture_and_no_picture_is_endless(devices, classes):
+def test_all_bubbles_are_inside_the_picture_and_its_height_is_limited(devices, classes):
     counts = fleet(*([tuple(i * j % 7 for i in range(classes)) for j in range(1, devices + 1)]))
     root = ET.fromstring(bubbles(counts))
     _, _, width, height = map(float, root.get("viewBox").split())
@@ -80,11 +80,13 @@ def test_no_bubble_leaves_the_picture_and_no_picture_is_endless(devices, classes
     shown = sum(
         int(c.find(f"{SVG}title").text.rsplit(": ")[1].replace(",", "")) for c in root.iter(f"{SVG}circle")
     )
-    assert shown == sum(one.total for one in counts.devices), "where some share a bubble, none is left out"
+    assert shown == sum(one.total for one in counts.devices), (
+        "no image is left out where devices share a bubble"
+    )
     assert data_section(counts).count("<tr>") <= 1 + max(60, 20_000 // classes)
 
 
-def test_the_table_below_has_every_number_and_says_what_its_rows_and_columns_are():
+def test_the_table_below_the_picture_has_every_number_and_the_names_of_rows_and_columns():
     text = data_section(fleet((3, 0), (1, 2), names=("cat <", "dog")))
     assert "<details><summary>" in text and "<caption" in text
     assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["device", "domain", "cat &lt;", "dog", "all"]
@@ -105,7 +107,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_letters_and_bubbles_of_a_picture_alone_can_be_told_from_its_ground(tmp_path, capsys):
+def test_text_and_bubbles_have_enough_contrast_to_the_background_of_the_picture(tmp_path, capsys):
     path = tmp_path / "two.toml"
     path.write_text(TWO)
     assert main(["data", str(path), "--picture", str(tmp_path / "two.svg")]) == 0
@@ -119,7 +121,7 @@ def test_letters_and_bubbles_of_a_picture_alone_can_be_told_from_its_ground(tmp_
         assert contrast(fill, ground) >= 3
 
 
-def test_a_picture_is_a_page_beside_the_settings_unless_it_is_to_be_elsewhere(tmp_path, capsys):
+def test_the_option_picture_writes_a_page_into_the_folder_of_the_settings_by_default(tmp_path, capsys):
     path = tmp_path / "two.toml"
     path.write_text(TWO)
     assert main(["data", str(path), "--json", "--picture"]) == 0
@@ -144,7 +146,7 @@ setInterval(() => { document.title = document.querySelector("iframe").contentDoc
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
-def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path):
+def test_the_page_has_readable_text_and_no_overflow_on_the_screen_of_a_phone(tmp_path):
     (tmp_path / "two.toml").write_text(TWO)
     assert main(["data", str(tmp_path / "two.toml"), "--picture"]) == 0
     page = tmp_path / "two-data.html"
@@ -167,7 +169,7 @@ def test_on_a_phone_its_letters_can_be_read_and_nothing_leaves_the_page(tmp_path
         (["FILE", "--picture", "FILE/x.svg"], "x.svg cannot be written: ", 1),
     ],
 )
-def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, capsys, words, said, code):
+def test_a_picture_that_cannot_be_written_is_refused_in_one_line(tmp_path, capsys, words, said, code):
     path = tmp_path / "two.toml"
     path.write_text(TWO)
     assert main(["data", *(word.replace("FILE", str(path)) for word in words)]) == code
@@ -175,12 +177,12 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, capsys, words, s
     assert said in err and len(err.splitlines()) == 1
 
 
-def test_a_run_whose_devices_are_elsewhere_says_why_their_data_are_not_shown(tmp_path):
+def test_the_report_of_a_run_without_device_folders_states_that_the_data_are_not_known(tmp_path):
     text = run_section(FinishedRun(tmp_path, [], {}))
     assert "not known here" in text and "<svg" not in text
 
 
-def test_a_damaged_file_of_a_device_is_counted_as_unknown_and_no_more(tmp_path):
+def test_a_device_with_a_damaged_file_is_counted_as_unknown(tmp_path):
     good = {"domain": "a", "counts": [1, 2], "names": ["x", "y"]}
     files = [
         json.dumps(good), "{", "[]", '{"domain": "a"}', "[" * 5000,

@@ -29,7 +29,7 @@ def section(path):
     return rest.split("</section>")[0] if found else ""
 
 
-def test_the_report_says_joules_by_device_and_who_has_no_sensor(folder):  # noqa: F811
+def test_the_report_has_the_joules_of_each_device_and_names_devices_without_a_sensor(folder):  # noqa: F811
     found = section(drawing(folder, {"a": {"train": 1500.0, "send": 100.0}}))
     assert "8 kJ by 1 device: 7.5 kJ in training, 500 J in sending and waiting" in found
     assert "No power sensor on 1 of 2 devices (b)" in found
@@ -43,13 +43,13 @@ def test_the_report_says_joules_by_device_and_who_has_no_sensor(folder):  # noqa
     assert len([title for title in ET.fromstring(picture).iter() if title.tag.endswith("title")]) >= 10
 
 
-def test_a_run_without_any_sensor_says_so_and_shows_no_zero(folder):  # noqa: F811
+def test_the_report_of_a_run_without_a_sensor_states_this_and_shows_no_zero(folder):  # noqa: F811
     found = section(drawing(folder, {}))
     assert "No power sensor on 2 of 2 devices" in found
     assert "<svg" not in found and "0 J" not in found
 
 
-def test_a_run_of_an_earlier_version_says_nothing_of_energy(folder):  # noqa: F811
+def test_the_report_of_a_run_of_an_earlier_version_has_no_energy_section(folder):  # noqa: F811
     assert section(folder) == ""
 
 
@@ -84,7 +84,7 @@ def runs(tmp_path):
     return [*average, proto, finished(tmp_path / "dark", "dark", [0.1, 0.2, 0.3], method="fedprox")]
 
 
-def test_a_comparison_has_accuracy_against_joules_beside_accuracy_against_bytes(runs, tmp_path, capsys):
+def test_a_comparison_shows_accuracy_over_bytes_and_over_joules(runs, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["compare", *map(str, runs), "--html", str(page)]) == 0
     out = capsys.readouterr().out.split("Joules of a whole run\n")[1].splitlines()
@@ -100,7 +100,7 @@ def test_a_comparison_has_accuracy_against_joules_beside_accuracy_against_bytes(
     assert list(dict.fromkeys(lines)) == ["avg", "proto"]
 
 
-def test_runs_without_sensors_are_compared_without_a_word_of_joules(runs, tmp_path, capsys):
+def test_a_comparison_of_runs_without_sensors_does_not_mention_joules(runs, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["compare", str(runs[-1]), "--html", str(page)]) == 0
     assert "oules" not in capsys.readouterr().out + page.read_text()

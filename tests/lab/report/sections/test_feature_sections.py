@@ -134,7 +134,7 @@ def snapshot(x, y, device="a", **more):
     return Snapshot(device, 1, device, np.asarray(x, float), np.asarray(y), **more)
 
 
-def test_the_local_baseline_is_the_largest_margin_that_any_device_has():
+def test_the_local_margin_of_a_class_is_the_largest_margin_of_any_device():
     wide = snapshot([[0, 0], [0, 0], [4, 0], [6, 0]], [0, 0, 1, 1], "wide")  # means 5 apart
     narrow = snapshot([[0, 0], [0, 1]], [0, 2], "narrow")
     alone = snapshot([[9, 9]], [1], "alone")
@@ -142,14 +142,14 @@ def test_the_local_baseline_is_the_largest_margin_that_any_device_has():
     assert local_margins([narrow, wide, alone, empty]) == {0: 5.0, 1: 5.0, 2: 1.0}
 
 
-def test_means_of_unit_vectors_are_directions():
+def test_means_of_unit_vectors_have_unit_length():
     means, classes = class_means(np.array([[1.0, 0], [0, 1.0], [0, -1.0]]), np.array([0, 0, 1]))
     assert np.allclose(means, [[math.sqrt(0.5)] * 2, [0, -1]]) and classes.tolist() == [0, 1]
     means, _ = class_means(np.array([[2.0, 0], [0, 2.0]]), np.array([0, 0]))
     assert np.allclose(means, [[1, 1]])
 
 
-def test_margins_of_a_run_are_those_of_its_last_saved_round_with_something_received(run):
+def test_the_margins_of_a_run_are_from_its_last_saved_round_with_received_arrays(run):
     x, y = features()
     save(run, "mnist", 7, features=x, labels=y)
     number, local, shared = margins_of_run(run)
@@ -163,7 +163,7 @@ def test_a_run_without_pictures_has_no_margins_and_no_sections(tmp_path):
     assert sections.feature_sections(tmp_path, 3) == ""
 
 
-def test_where_anchors_are_unit_vectors_everything_is_taken_at_unit_length(tmp_path):
+def test_all_arrays_are_scaled_to_unit_length_if_the_anchors_have_unit_length(tmp_path):
     x, y = features()
     anchors = np.eye(CLASSES, SIZE)
     save(tmp_path, "a", 1, features=7 * x, labels=y, received__anchors=anchors, sent__prototypes=5 * x[:3])
@@ -179,7 +179,7 @@ def test_where_anchors_are_unit_vectors_everything_is_taken_at_unit_length(tmp_p
 # Reading
 
 
-def test_rounds_and_devices_come_in_order_and_strange_names_are_left_alone(run):
+def test_saved_rounds_and_devices_are_sorted_and_other_files_are_ignored(run):
     (run / "devices" / "mnist" / "pictures" / "round-0002.new").write_bytes(b"")
     (run / "devices" / "mnist" / "pictures" / "round-x.npz").write_bytes(b"")
     found = saved_rounds(run)
@@ -187,7 +187,7 @@ def test_rounds_and_devices_come_in_order_and_strange_names_are_left_alone(run):
     assert [p.parent.parent.name for p in found[2]] == list(DEVICES)
 
 
-def test_a_torn_file_is_as_good_as_none(run):
+def test_a_damaged_file_is_treated_as_missing(run):
     for path, content in zip(saved_rounds(run)[2], (b"", b"PK\x03\x04 torn"), strict=True):
         path.write_bytes(content)
     assert read_snapshots(saved_rounds(run)[2]) == []
@@ -232,14 +232,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("arrays", ODD.values(), ids=ODD)
-def test_odd_files_are_drawn_as_far_as_they_go(tmp_path, arrays):
+def test_files_with_unusual_arrays_do_not_stop_the_drawing(tmp_path, arrays):
     save(tmp_path, "a", 1, **arrays)
     drawn(sections.feature_sections(tmp_path, 1))
     save(tmp_path, "b", 1, features=X, labels=Y, domain=np.array("other <domain>"))
     assert drawn(sections.feature_sections(tmp_path, 1))
 
 
-def test_rows_without_labels_are_one_a_class_and_broken_rows_are_left_out():
+def test_rows_without_labels_belong_to_one_class_each_and_broken_rows_are_left_out():
     rows = np.stack([np.ones(2), np.full(2, np.nan), 3 * np.ones(2)])
     (class_points,) = received_points([snapshot(X, Y, received={"prototypes": rows})])
     assert (class_points.kind, class_points.labels.tolist(), class_points.sizes.tolist()) == (
@@ -257,7 +257,7 @@ def test_rows_without_labels_are_one_a_class_and_broken_rows_are_left_out():
     assert class_points.device == "me" and sent_points(snapshot(X, Y)) is None
 
 
-def test_the_first_device_that_has_it_speaks_for_the_server():
+def test_received_arrays_are_read_from_the_first_device_that_has_them():
     late = snapshot(X, Y, "a")
     known = snapshot(X, Y, "b", received={"anchors": np.eye(2), "prototypes": np.eye(3)})
     another = snapshot(X, Y, "c", received={"anchors": np.eye(5)})
@@ -274,7 +274,7 @@ def test_rounds_are_chosen_evenly_with_the_first_and_the_last():
     assert len(chosen) == 6 and chosen[0] == 1 and chosen[-1] == 100 and chosen == sorted(set(chosen))
 
 
-def test_a_projection_is_the_same_each_time_and_keeps_neighbours_together():
+def test_a_projection_is_reproducible_and_keeps_the_nearest_sample_in_the_same_class():
     x, y = features(60, size=64)
     positions = project(x.astype(float))
     assert np.array_equal(positions, project(x.astype(float)))
@@ -287,7 +287,7 @@ def test_a_projection_is_the_same_each_time_and_keeps_neighbours_together():
 @settings(max_examples=15, deadline=None)
 @example(8, 2, 1.0, True)  # their mean is not exactly equal to any of them
 @given(st.integers(1, 20), st.integers(1, 5), st.sampled_from([0.0, 1e-30, 1.0, 1e30]), st.booleans())
-def test_any_finite_points_have_finite_places(n, size, scale, same):
+def test_the_projection_of_finite_points_is_finite(n, size, scale, same):
     points = scale * dice(n).normal(size=(n, size))
     if same:
         points[:] = points[0]
@@ -295,7 +295,7 @@ def test_any_finite_points_have_finite_places(n, size, scale, same):
     assert positions.shape == (n, 2) and np.isfinite(positions).all()
 
 
-def test_thinning_keeps_each_class_in_its_proportion_and_draws_the_same():
+def test_a_subsample_keeps_the_share_of_each_class_and_is_reproducible():
     labels = np.repeat([2, 0, 1], [100, 200, 700])
     whole = snapshot(np.arange(1000)[:, None], labels)
     few = subsample(whole, 100)
@@ -307,7 +307,7 @@ def test_thinning_keeps_each_class_in_its_proportion_and_draws_the_same():
     assert np.bincount(subsample(turns, 101).labels).tolist() == pytest.approx([10] * 10, abs=1)
 
 
-def test_a_layout_is_one_projection_of_features_and_marks_with_a_limit_to_points():
+def test_a_layout_is_one_projection_of_features_and_class_points_with_a_limit():
     a, b = snapshot(*features(30), "a"), snapshot(*features(10), "b")
     odd = snapshot(*features(9, size=7), "odd")
     class_points = ClassPoints(ANCHOR, np.eye(3, SIZE), np.arange(3), np.ones(3))
@@ -327,12 +327,12 @@ def test_a_layout_is_one_projection_of_features_and_marks_with_a_limit_to_points
 # Sections
 
 
-def test_margins_are_bars_for_every_class_with_the_local_ones_outlined(run):
+def test_every_class_has_a_bar_for_the_margin_and_one_for_the_local_margin(run):
     (picture,) = drawn(sections.margins_section(run, 2))
     bars = [t for t in titles(picture) if t]
     assert sum(t.startswith("anchors:") for t in bars) == CLASSES
     assert sum(t.startswith("largest local:") for t in bars) == CLASSES
-    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # class 0 has its bar
+    assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > WIDE.left  # also that of class 0
     text = sections.margins_section(run, 2)
     _, local, _ = margins_of_run(run)
     mean = sum(local.values()) / CLASSES
@@ -340,7 +340,7 @@ def test_margins_are_bars_for_every_class_with_the_local_ones_outlined(run):
     assert f"({2 * math.sqrt(2) / mean:.2f} times the local)" in text and f"{mean:.3f}" in text
 
 
-def test_features_have_a_panel_for_every_saved_round_by_class_and_by_device(run):
+def test_features_have_a_panel_by_class_and_by_device_for_every_saved_round(run):
     html = sections.features_section(run, 2)
     by_class, by_device = drawn(html)
     for picture in (by_class, by_device):
@@ -356,7 +356,7 @@ def test_features_have_a_panel_for_every_saved_round_by_class_and_by_device(run)
     assert {COLOURS[c] for c in range(CLASSES)} <= fills
 
 
-def test_one_saved_round_is_two_panels_side_by_side(run):
+def test_one_saved_round_has_two_panels_in_one_picture(run):
     for number in (1, 2):
         for path in saved_rounds(run)[number]:
             path.unlink()
@@ -365,13 +365,13 @@ def test_one_saved_round_is_two_panels_side_by_side(run):
     assert words[:2] == ["last evaluation: colour is class", "last evaluation: colour is device"]
 
 
-def test_no_more_rounds_are_drawn_than_fit_and_the_page_says_so(run):
+def test_the_page_draws_at_most_6_rounds_and_states_the_number_of_saved_rounds(run):
     for number in range(4, 12):
         save(run, "mnist", number, features=X[:3], labels=Y[:3])
     assert "6 of 11 saved rounds" in sections.features_section(run, 10)
 
 
-def test_many_devices_have_the_shape_of_their_domain():
+def test_many_devices_are_drawn_with_the_shape_of_their_domain():
     snapshots = [snapshot(X, Y, f"d{i}") for i in range(len(DOT_SHAPES))]
     assert PlotStyle.of(snapshots).group_kind == "device"
     more = [Snapshot(f"d{i}", 1, f"domain-{i % 2}", X, Y) for i in range(len(DOT_SHAPES) + 1)]
@@ -380,7 +380,7 @@ def test_many_devices_have_the_shape_of_their_domain():
     assert style.shape(style.group(more[0])) == style.shape(style.group(more[2]))
 
 
-def test_of_many_classes_as_many_are_drawn_as_there_are_colours(tmp_path):
+def test_the_number_of_drawn_classes_is_at_most_the_number_of_colours(tmp_path):
     x, y = features(52, classes=26, size=30)
     save(tmp_path, "a", 1, features=x, labels=y, received__anchors=2 * np.eye(26, 30))
     html = sections.features_section(tmp_path, 1)
@@ -389,7 +389,7 @@ def test_of_many_classes_as_many_are_drawn_as_there_are_colours(tmp_path):
     assert len(set(COLOURS)) == 10
 
 
-def test_every_class_is_numbered_once_in_a_panel():
+def test_every_class_has_its_number_once_in_a_panel():
     style = PlotStyle.of([snapshot(X, Y)])
     class_points = ClassPoints(GLOBAL, np.eye(4), np.array([0, 1, 1, 2]), np.ones(4))
     layout = project_snapshots([snapshot(X, Y)], [class_points])
@@ -399,7 +399,7 @@ def test_every_class_is_numbered_once_in_a_panel():
     assert sorted(words for _, words in style.class_tags(bare)) == ["0", "1", "2"]
 
 
-def test_prototypes_of_class_0_are_drawn_by_samples_and_by_share(clusters):
+def test_prototypes_of_class_0_are_drawn_with_their_samples_or_their_share(clusters):
     html = sections.class_section(clusters, 4)
     (picture,) = drawn(html)
     assert "class 0" in html and "prototypes: round 4; global prototypes: last evaluation." in html
@@ -409,7 +409,7 @@ def test_prototypes_of_class_0_are_drawn_by_samples_and_by_share(clusters):
     assert "global prototype: 0.75" in words and "global prototype: 0.25" in words
 
 
-def test_the_area_of_a_mark_goes_with_its_size():
+def test_the_area_of_a_mark_is_proportional_to_its_size():
     found = snapshot(X, Y, "a")
     class_points = ClassPoints(LOCAL, X[:3], np.zeros(3, int), np.array([100.0, 25.0, 0.0]), "a")
     layout = project_snapshots([found], [class_points])
@@ -429,7 +429,7 @@ def test_the_class_to_show_is_0_or_the_one_with_most_prototypes(labels, expected
     assert sections.class_to_show(class_points) == expected
 
 
-def test_methods_with_one_prototype_a_class_have_no_such_picture(run):
+def test_a_method_with_one_prototype_for_each_class_has_no_picture_of_prototypes(run):
     x, y = features()
     save(run, "mnist", 2, features=x, labels=y, sent__prototypes=x[:3], sent__labels=y[:3])
     assert sections.class_section(run, 2) == ""
@@ -439,13 +439,13 @@ def test_methods_with_one_prototype_a_class_have_no_such_picture(run):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_shape_is_drawn_around_its_place(shape):
+def test_a_shape_is_drawn_around_its_position(shape):
     path = outline(shape, 50.0, 70.0, 5.0)
     assert path.startswith("M") and path.endswith("z") and "nan" not in path
     if shape == "circle":
         (left, height), *arcs = ([float(v) for v in part.split()] for part in re.split("[Ma]", path[:-1])[1:])
         assert 40 < left < 50 and height == 70 and [arc[:2] for arc in arcs] == [[50 - left] * 2] * 2
-        assert [arc[-2] for arc in arcs] == [2 * (50 - left), -2 * (50 - left)], "there and back"
+        assert [arc[-2] for arc in arcs] == [2 * (50 - left), -2 * (50 - left)], "two half circles"
         return
     numbers = [float(v) for v in re.findall(r"-?\d+\.\d", path)]
     corners = np.cumsum(np.array(numbers).reshape(-1, 2), axis=0)
@@ -453,7 +453,7 @@ def test_a_shape_is_drawn_around_its_place(shape):
     assert np.allclose(corners.mean(axis=0), [50, 70], atol=1.5) and np.ptp(corners, axis=0).max() <= 17
 
 
-def test_a_panel_is_as_wide_as_high_in_the_data_and_holds_all_its_points():
+def test_a_panel_has_the_same_scale_in_both_directions_and_contains_all_its_points():
     square = PanelScale.around([(0, 0), (10, 0), (5, 2)], 100.0)
     positions = [square.position(p) for p in [(0, 0), (10, 0), (0, 10)]]
     assert positions[1][0] - positions[0][0] == pytest.approx(positions[0][1] - positions[2][1])
@@ -463,7 +463,7 @@ def test_a_panel_is_as_wide_as_high_in_the_data_and_holds_all_its_points():
 
 
 @pytest.mark.parametrize("panels", range(7))
-def test_panels_and_legends_of_any_number_are_whole_pictures(panels):
+def test_all_text_is_inside_the_picture_for_any_number_of_panels(panels):
     dots = [Dots([(0, 0), (1, 1)], "#000", "cross", "<a>")]
     marks = [Mark((1, 1), "#000", "star", "b & c", tag="<1>")]
     names = [LegendEntry(f"a long name, number {i}", "#000", "bar") for i in range(20)]

@@ -1,4 +1,4 @@
-"""A run says at its end, and in its report, which classes and which devices are not in the head."""
+"""A run reports at its end, and in its report, which classes and which devices are not in the head."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_classes_that_devices_left_out_are_named_at_the_end_and_in_the_report(
     assert f"<p>N{nobody.replace('<', '&lt;')}.</p><p>C{some}" in page
 
 
-def test_classes_that_devices_of_the_last_round_left_out_are_named_if_no_answers_are_kept(tmp_path):
+def test_classes_left_out_in_the_last_round_are_named_if_no_answers_are_kept(tmp_path):
     figures = {"devices.0": 2.0, "devices.1": 0.0, "devices.2": 1.0}
     folder = run_of(tmp_path, figures, ("cat", "dog<", "owl"), ({"participants": ["a", "b"]},))
     nobody = "o device of the last round has enough samples of dog< (method.least_samples)"
@@ -49,12 +49,12 @@ def test_classes_that_devices_of_the_last_round_left_out_are_named_if_no_answers
 
 
 @pytest.mark.parametrize("figures", [{}, {"devices.0": 1.0}, {"answers.kept": 1.0, "devices.0": 1.0}])
-def test_nothing_is_said_if_all_devices_have_sent_all_classes(tmp_path, figures):
+def test_no_class_is_named_if_all_devices_have_sent_all_classes(tmp_path, figures):
     found = final_table(run_of(tmp_path, figures))
     assert "never predicted" not in found and "not all devices" not in found
 
 
-def test_devices_that_take_no_part_and_devices_that_were_removed_are_named_at_the_end_and_in_the_report(
+def test_unused_and_removed_devices_are_named_at_the_end_and_in_the_report(
     tmp_path,
 ):
     early, late = {"unused": ["d", "e<"], "removed": ["x"]}, {"unused": ["e<"], "removed": []}

@@ -31,10 +31,10 @@ def test_the_report_has_a_curve_of_each_metric_by_domain_and_a_table_of_its_mean
     assert rows(found, "Means over domains") == [
         ["macro_f1", "global (reported)", *ends], ["macro_f1", "personal", *["0.900"] * 4]
     ]  # fmt: skip
-    assert "margin" not in found, "it is a figure of the method, and none of one's own metrics"
+    assert "margin" not in found, "it is a figure of the method, and not a user's metric"
 
 
-def test_a_run_without_metrics_of_its_own_has_no_section(tmp_path):
+def test_a_run_without_its_own_metrics_has_no_section(tmp_path):
     path = whole_run(tmp_path) / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [{**line, "figures": {"margin.0": 1.2, "margin.mean": 1.25}} for line in lines]

@@ -1,4 +1,4 @@
-"""A run with few test images says so at its end and in its report."""
+"""A run with few test images has a warning at its end and in its report."""
 
 import json
 
@@ -28,12 +28,12 @@ def test_domains_with_few_test_images_are_named_at_the_end_and_in_the_report(tmp
     ("data", "words"),
     [("", "mnist 10, street 8"), ("own_test = 0.2", ": street 8"), ('split = "dirichlet"', ": street 8")],
 )
-def test_devices_that_are_tested_on_the_same_images_count_them_once(tmp_path, data, words):
+def test_images_that_several_devices_share_are_counted_once(tmp_path, data, words):
     folder = run_of(tmp_path, f"[data]\n{data}\n", ["mnist", "mnist", "street"])
     assert final_table(folder).count(words) == 1
 
 
-def test_where_nobody_has_counted_nothing_is_said(tmp_path):
+def test_no_domain_is_named_if_the_number_of_test_images_is_not_known(tmp_path):
     folder = run_of(tmp_path, "")
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for line in lines:

@@ -1,4 +1,4 @@
-"""A point of a curve names the devices that measured it, and a sampled cohort is never taken for all devices."""
+"""A point of a curve names the devices that measured it, and a sampled cohort is never treated as all devices."""
 
 from protofleet.coordinator.observe.curves import measured, measurements
 from protofleet.lab.report.comparison import ComparedRun, best_by_validation
@@ -40,7 +40,7 @@ def sampled_global():
     return [*lines, line(5, "global", 0.6, ALL, kind="evaluation")]
 
 
-def test_best_by_validation_knows_measurements_by_all_present_devices_alone():
+def test_best_by_validation_uses_only_measurements_by_all_present_devices():
     lines = sampled_global()
     assert measured(lines, "global")["best_by_validation"]["point"] == 4
     run = ComparedRun(None, {"rounds": 4}, lines, "")
@@ -48,7 +48,7 @@ def test_best_by_validation_knows_measurements_by_all_present_devices_alone():
     assert [point.rounds for point in run.points_by_all("global")] == [2, 4]
 
 
-def test_the_report_says_of_each_point_who_measured_it():
+def test_the_report_states_which_devices_measured_each_point():
     page = accuracy_section(page_of(sampled_global(), "global", 4))
     assert "all present devices: 10" in page and "a sampled cohort: 2 of 10 present devices" in page
     assert "The lines by domain go through the points that all present devices measured" in " ".join(
@@ -59,13 +59,13 @@ def test_the_report_says_of_each_point_who_measured_it():
     assert [x for x, _ in lines["mean of sampled cohorts"]] == [0, 1, 3]
 
 
-def test_a_run_in_which_all_take_part_has_no_word_of_cohorts():
+def test_the_report_of_a_run_with_all_devices_does_not_mention_sampled_cohorts():
     page = accuracy_section(page_of([line(n, "global", 0.5) for n in (1, 2, 3)], "global", 2))
     assert "all present devices: 10" in page and "sampled" not in page
 
 
-def test_a_personal_method_has_its_points_at_the_rounds_it_was_trained_in():
-    """Its last evaluation is no round: points were numbered 1 to rounds + 1."""
+def test_the_points_of_a_personal_method_are_at_its_training_rounds():
+    """The last evaluation is not a round. An earlier version numbered the points from 1 to rounds + 1."""
     lines = [line(n, "personal", 0.5) for n in (1, 2, 3)] + [line(4, "personal", 0.6, kind="evaluation")]
     drawn = {one.name: one.points for one in domain_lines(page_of(lines, "personal", 3), "accuracy")}
     assert [x for x, _ in drawn["mean"]] == [1, 2, 3, 3]
@@ -77,7 +77,7 @@ def test_a_personal_method_has_its_points_at_the_rounds_it_was_trained_in():
     ]
 
 
-def test_a_sampled_personal_method_is_drawn_by_the_evaluations_between_its_rounds():
+def test_the_curve_of_a_sampled_personal_method_uses_evaluations_between_rounds():
     lines = [line(1, "personal", 0.9, SAMPLED), line(2, "personal", 0.9, SAMPLED)]
     lines += [line(3, "personal", 0.9, SAMPLED, evaluation=by_all("personal", 0.4))]
     lines += [line(4, "personal", 0.5, kind="evaluation")]
@@ -89,7 +89,7 @@ def test_a_sampled_personal_method_is_drawn_by_the_evaluations_between_its_round
     ]  # fmt: skip
 
 
-def test_lines_of_an_earlier_version_are_judged_by_how_many_devices_they_asked():
+def test_the_number_of_asked_devices_decides_for_lines_of_an_earlier_version():
     lines = sampled_global()
     for one in lines:
         del one["measured"], one["evaluation"]
