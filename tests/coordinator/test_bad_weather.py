@@ -39,7 +39,7 @@ TestWithEveryRule = WithEveryRule.TestCase
 
 
 def to_round(m, number, devices, seconds, now=0.0):
-    """Run whole rounds with answers that take `seconds[device]`, and return the time at which the task of round `number` is sent."""
+    """Run whole rounds up to `number` with answers that take `seconds[device]`, and return the time after them."""
     while m.round < number:
         begun = now
         for device in sorted(set(m.cohort) & set(devices), key=seconds.get):

@@ -1,4 +1,4 @@
-"""A coordinator sends the new log lines of a run to the operators who follow it, and slow operators do not delay it."""
+"""A coordinator sends the new log lines of a run to the operators who follow it. Slow operators do not delay it."""
 
 import logging
 import threading
