@@ -104,7 +104,7 @@ def test_an_outranked_coordinator_leads_when_it_is_restarted(tmp_path, gate):
 
 
 def test_a_run_under_a_fast_clock_does_not_stop_later_runs(tmp_path):
-    """Devices, the broker and the folder of runs remember its epoch; another folder needs one step, which the log names."""
+    """Devices, the broker and the folder of runs remember its epoch. With another folder, the log names a step."""
     with Federation(tmp_path, "one", rounds=1) as f:
         spring = f.coordinator(ahead=86_400.0, name="spring")
         one = f.raw("one")

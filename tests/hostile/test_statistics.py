@@ -1,4 +1,4 @@
-"""Answers of lying devices to a method that makes its head from sums: each is left out with a line that gives the reason.
+"""Answers of lying devices to a method that makes its head from sums: each is left out with a reason.
 
 One run over a real broker has all of them. The answers of two honest devices decide the head.
 """
