@@ -187,7 +187,7 @@ def test_a_stored_command_has_short_strings_and_does_not_displace_those_of_other
     again.close()
 
 
-def test_a_result_that_is_too_large_for_a_packet_is_shortened_and_states_the_missing_number():
+def test_a_result_that_is_too_large_for_a_packet_states_how_many_rows_are_left_out():
     runs = [{"run": f"run-{number}", "reason": "x" * 100} for number in range(100)]
     found = json.loads(packed_within({"runs": runs}, 1024))
     assert found["runs"] == runs[: len(found["runs"])] and len(found["runs"]) + found["left_out"] == 100

@@ -49,7 +49,7 @@ def test_a_limit_below_one_round_with_a_sparse_codec_is_refused():
         demand_one_round(budget(100_000), plan("fedavg", "small"))
 
 
-def test_a_size_that_depends_on_the_values_is_given_as_its_maximum_and_refuses_no_larger_limit():
+def test_a_maximum_is_shown_if_the_size_depends_on_the_values_and_only_the_messages_must_fit():
     coded = round_bytes(plan("fedproto", "small"))
     assert coded.arrays is Arrays.AT_MOST and coded.training < round_bytes(plan("fedproto", "off")).training
     words = describe_budget(budget(50_000), plan("fedproto", "small"), coded)

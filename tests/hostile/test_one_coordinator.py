@@ -206,7 +206,7 @@ def start_and_hold(world, seen, kind):
 
 
 @pytest.mark.parametrize("kind", ["of a run", "of a queue"])
-def test_a_coordinator_with_a_slow_set_up_looks_again_and_ends_for_the_one_that_leads(world, kind):
+def test_a_coordinator_with_a_slow_set_up_looks_again_and_ends_if_another_one_leads(world, kind):
     seen = world.observe()
     first, second, gate = start_and_hold(world, seen, kind)
     epoch = seen.leader.epoch
@@ -217,7 +217,7 @@ def test_a_coordinator_with_a_slow_set_up_looks_again_and_ends_for_the_one_that_
     assert {state.epoch for state in seen.seen} == {epoch}
 
 
-def test_a_coordinator_with_a_lower_epoch_than_one_that_has_ended_asks_for_a_restart(world):
+def test_a_coordinator_with_a_lower_epoch_than_an_ended_one_ends_and_asks_for_a_restart(world):
     seen = world.observe()
     first, second, gate = start_and_hold(world, seen, "of a queue")
     epoch = seen.leader.epoch

@@ -92,7 +92,7 @@ def test_two_devices_with_different_class_names_never_train_together(tmp_path):
         f.stays(lambda: all(len(line["participants"]) == 1 for line in f.rounds()), "each alone", 3.0)
 
 
-def test_neither_side_of_a_tie_of_names_trains_alone(tmp_path):
+def test_no_device_trains_alone_in_a_tie_of_class_names(tmp_path):
     """The first device trains alone as long as no other device has other names; the open round may end."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=100_000, policy=policy) as f:

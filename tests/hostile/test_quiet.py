@@ -43,7 +43,7 @@ def wait_for_five_heres(f: Federation, name: str) -> None:
     f.wait_until(lambda: heard_here(f, name, since) >= 5, "messages `here` of the coordinator")
 
 
-def test_a_device_takes_part_as_soon_as_one_of_its_lost_hellos_is_repeated(tmp_path):
+def test_a_device_whose_later_hellos_are_lost_takes_part_as_soon_as_one_arrives(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
         f.coordinator(planted=OFTEN)
         f.device("one", planted=SLOWLY)

@@ -178,7 +178,7 @@ def test_two_runs_of_a_queue_have_the_bits_of_the_same_runs_alone_also_after_kil
     assert "Traceback" not in "".join(map(f.log_of, f.processes))
 
 
-def test_two_runs_at_once_have_their_own_bits_also_if_a_third_fails_and_after_a_kill(
+def test_two_runs_at_once_have_the_bits_of_single_runs_also_after_a_failed_run_and_a_kill(
     operator,
 ):
     f = operator.f

@@ -83,7 +83,7 @@ def test_a_signal_ends_a_coordinator_at_any_time_with_an_exit_code_and_no_crash(
 
 
 @pytest.mark.parametrize("party", ["coordinator", "device"])
-def test_a_signal_ends_a_party_that_waits_for_its_broker_in_order(tmp_path, party):
+def test_a_party_that_waits_for_its_broker_ends_in_order_after_a_signal(tmp_path, party):
     with Federation(tmp_path, "one", policy=QUICK) as f:
         f.broker.stop()
         made = f.coordinator() if party == "coordinator" else f.device("one")

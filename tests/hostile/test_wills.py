@@ -126,7 +126,7 @@ MUTE = {"says_hello": False, "again": 1000.0}  # The device sends only what the 
 
 
 @pytest.mark.parametrize("breaks", [dies_and_starts_again, connects_again])
-def test_a_correct_will_is_not_reported_as_a_fault_of_the_broker_after_any_first_message(tmp_path, breaks):
+def test_a_will_after_a_broken_connection_is_not_reported_as_a_fault_of_the_broker(tmp_path, breaks):
     rules = Policy(gather=2, quorum=1, grace_seconds=60.0, settle_seconds=0.2)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
         coordinator = f.coordinator()

@@ -41,7 +41,7 @@ def judged(made, *hellos, now=0.0):
 # -- the vote, without a coordinator
 
 
-def test_other_names_than_the_stated_names_are_refused_with_both_lists_and_the_first_difference():
+def test_names_that_differ_from_the_settings_are_refused_with_both_lists_and_the_difference():
     (problem,) = judged(new_vote(NAMES), hello("a", OTHER))
     assert problem.reason is Reason.UNFIT
     assert problem.message == (
@@ -103,7 +103,7 @@ def test_after_the_listening_time_names_are_fixed_as_soon_as_most_devices_agree(
     assert made.released() == [], "each device is released once"
 
 
-def test_in_a_tie_both_devices_wait_and_without_other_names_no_device_waits(caplog):
+def test_both_devices_wait_in_a_tie_and_no_device_waits_if_all_names_agree(caplog):
     made = new_vote()
     judged(made, hello("liar", OTHER))
     assert made.outvoted() == [] and not made.waits("liar"), "all agree"

@@ -53,6 +53,6 @@ def steps_of_a_reservation(folder, others):
     return steps
 
 
-def test_a_reservation_needs_as_many_steps_with_many_other_reservations(tmp_path):
+def test_the_steps_of_a_reservation_do_not_grow_with_the_other_reservations(tmp_path):
     few, many = (steps_of_a_reservation(tmp_path / str(n), n) for n in (50, 500))
     assert many < 1.2 * few

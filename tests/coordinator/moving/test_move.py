@@ -170,7 +170,7 @@ def test_no_partly_unpacked_folder_starts_and_a_killed_unpacking_can_be_repeated
     assert len(seen) > 5 and {True, False} == set(seen)
 
 
-def test_the_old_folder_takes_its_coordinator_back_also_after_a_kill(place, tmp_path, deaths):
+def test_the_old_folder_accepts_its_own_archive_again_also_after_a_kill(place, tmp_path, deaths):
     before = content_of(place)
     over(place, archive := tmp_path / "lab.tar")
 

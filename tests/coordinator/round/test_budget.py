@@ -96,7 +96,7 @@ def test_the_run_waits_for_the_budget_of_the_next_month():
     assert [*commands, *m.handle(Woke(), 2e6 + 1.0)][0] == Save(2, 0, tuple("abcd"))
 
 
-def test_a_run_whose_quorum_is_spent_ends_with_an_evaluation_by_the_devices_that_can_pay_for_it():
+def test_a_run_without_budget_for_a_quorum_ends_with_an_evaluation_by_devices_with_budget():
     m = began(machine(quorum=3))
     exhaust, save, advance = end_round(m, spent("a", "b", evaluation="b"))
     assert exhaust == m.ended_early == EndEarly(1, reason(2, 4), BUDGET)

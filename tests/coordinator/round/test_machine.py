@@ -601,7 +601,7 @@ def test_a_round_without_a_quorum_after_refusals_begins_again_with_other_devices
     assert [c.device for c in m.handle(Advanced("train", b"base"), 2.0)] == sorted(set("abcd") - set(first))
 
 
-def test_rounds_that_are_always_refused_begin_again_no_faster_than_the_patience():
+def test_rounds_whose_answers_are_always_refused_begin_again_no_faster_than_the_patience():
     m = machine(quorum=2, gather=3, patience_seconds=50.0)
     now, attempts = 0.0, 0
     started(m)
@@ -803,7 +803,7 @@ def steps_of_an_answer(number, quorum):
 
 
 @pytest.mark.parametrize("quorum", [(2, 2), (50, 500)])
-def test_an_answer_needs_as_many_steps_in_a_large_cohort(quorum):
+def test_the_steps_for_an_answer_do_not_grow_with_the_cohort(quorum):
     few, many = (steps_of_an_answer(n, k) for n, k in zip((50, 500), quorum, strict=True))
     assert many < 1.2 * few
 

@@ -65,7 +65,7 @@ def test_a_window_with_equal_start_and_end_is_refused():
         Policy(hours="06:00-06:00")
 
 
-def test_a_window_moves_after_an_hour_that_the_clock_skips_or_is_left_out():
+def test_a_window_in_an_hour_that_the_clock_skips_begins_later_or_is_left_out():
     """In Berlin, 02:00 to 03:00 of 29 March 2026 does not exist."""
     before = unix(2026, 3, 29, 1, 59, zone=BERLIN)
     assert left("02:30-06:00", before, berlin) == 60.0
@@ -131,7 +131,7 @@ def to_the_end_of_a_round(m, now, wall=None):
     return m.handle(Advanced(None), now, wall)
 
 
-def test_a_round_begins_a_pause_after_the_end_of_the_round_before():
+def test_the_next_round_begins_pause_seconds_after_the_end_of_the_round_before():
     m = machine(pause_seconds=600.0)
     assert [type(c) for c in m.handle(Joined("a"), 50.0)] == [Save, Advance], "the first round begins at once"
     assert to_the_end_of_a_round(m, 100.0) == [Pause(1, 100.0)]

@@ -58,7 +58,7 @@ def test_up_to_two_devices_drop_out_and_the_sum_is_plain_or_the_attempt_ends(dev
 @pytest.mark.slow
 @pytest.mark.parametrize("last", list(itertools.product((None, *STEPS), repeat=2)), ids=str)
 @pytest.mark.parametrize("devices", [3, 4, 5])
-def test_each_drop_out_of_small_fleets_gives_the_plain_sum_or_ends_the_attempt(devices, last):
+def test_each_pattern_of_drop_outs_gives_the_plain_sum_or_ends_the_attempt(devices, last):
     """Split the fates by those of the last two devices, because all fates of five devices take minutes."""
     fates = [fate for fate in all_fates(devices) if fate[-2:] == last]
     assert len(fates) == 6 ** (devices - 2)
@@ -67,12 +67,12 @@ def test_each_drop_out_of_small_fleets_gives_the_plain_sum_or_ends_the_attempt(d
 
 
 @pytest.mark.parametrize(("devices", "sums"), [(3, 1), (4, 21), (5, 116)])
-def test_the_number_of_drop_outs_that_give_a_sum_is_known(devices, sums):
+def test_the_number_of_drop_out_patterns_that_give_a_sum_is_as_expected(devices, sums):
     assert sum(map(gives_a_sum, all_fates(devices))) == sums
 
 
 @pytest.mark.slow
-def test_each_drop_out_of_six_devices_gives_the_plain_sum_or_ends_the_attempt():
+def test_each_pattern_of_drop_outs_of_six_devices_gives_the_plain_sum_or_ends_the_attempt():
     found = [checked(6, fate) for fate in fates_up_to_names(6)]
     assert len(found) == 462
     assert 0 < sum(found) < 462

@@ -31,7 +31,7 @@ def test_exactly_the_guilty_answers_are_left_out_if_they_are_a_minority(data, n)
 
 
 @given(st.data(), st.integers(3, 40))
-def test_the_answers_that_stay_work_after_any_combination_of_faults(data, n):
+def test_the_remaining_answers_work_after_any_combination_of_faults(data, n):
     order, most = DEVICES[:n], (n - 1) // 2
     faults = data.draw(
         st.lists(st.sets(st.sampled_from(order), min_size=1, max_size=4), min_size=1, max_size=5)

@@ -125,7 +125,7 @@ def reader_of(index):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_reader_keeps_the_log_from_its_merge_and_no_row_is_lost(opened, disk, caplog, killed):
+def test_the_log_is_not_merged_while_another_program_reads_and_no_row_is_lost(opened, disk, caplog, killed):
     index, readers = opened(), []
 
     def read_on(step, what):

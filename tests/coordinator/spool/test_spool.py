@@ -213,7 +213,7 @@ def steps(spool, call):
     return counted
 
 
-def test_the_search_for_a_contradicting_answer_needs_as_many_steps_with_many_answers(tmp_path):
+def test_the_steps_to_find_a_contradicting_answer_do_not_grow_with_the_answers(tmp_path):
     spool = Spool(tmp_path / "coordinator", durable=False)
     names = [bytes([number]) * 32 for number in range(2)]
     needed = []
@@ -228,7 +228,7 @@ def test_the_search_for_a_contradicting_answer_needs_as_many_steps_with_many_ans
     spool.close()
 
 
-def test_a_save_needs_as_many_steps_for_each_device_with_many_answers(tmp_path):
+def test_the_steps_of_a_save_for_each_device_do_not_grow_with_the_devices(tmp_path):
     def steps_each(number):
         spool = Spool(tmp_path / str(number), durable=False)
         for i in range(number):
