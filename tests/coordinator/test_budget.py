@@ -257,9 +257,7 @@ def test_frames_under_the_name_of_another_device_are_charged_to_no_device(tmp_pa
     for topic, frame in (*forged(run), *[(will.topic, will.frame)] * 5):
         attempt(link, topic, frame)
     assert charged(run) == before
-    assert metered(run)["device-1"] > counted["device-1"] + 8_000, (
-        "the line of the coordinator has carried them"
-    )
+    assert metered(run)["device-1"] > counted["device-1"] + 8_000, "the meter counts these frames"
 
 
 def attempt(link, topic, frame):

@@ -14,7 +14,7 @@ EPOCH = 1_790_000_000
 
 
 class Sent:
-    """The news of a coordinator, and what was sent of them."""
+    """The news of a coordinator, and the messages that were sent."""
 
     def __init__(self, only_run=""):
         self.told, self.over, self.woken = [], {}, 0

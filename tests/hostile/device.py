@@ -132,7 +132,7 @@ class Device:
         return self
 
     def stop(self) -> None:
-        """End the device and close its connection in good order, so that the broker publishes no will."""
+        """End the device and close its connection in order, so that the broker publishes no will."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
@@ -148,7 +148,7 @@ class Device:
             self._client.socket().shutdown(2)  # type: ignore[union-attr]  # A connected client has a socket.
 
     def die(self) -> None:
-        """Break the connection for good: the broker publishes the will, and the device does not come back."""
+        """Break the connection permanently: the broker publishes the will, and the device does not return."""
         self._inbox.put(None)
         self._client.on_disconnect = None
         self._client.reconnect_delay_set(3600, 3600)

@@ -61,7 +61,7 @@ class Line:
 class TakenOver:
     """A hostile broker. `passes` decides for each frame whether it is forwarded.
 
-    The sender of a dropped frame gets an acknowledgement all the same.
+    The sender of a dropped frame gets an acknowledgement too.
     """
 
     def __init__(self, broker: BrokerAddress, tls: Callable[[str], TlsFiles]) -> None:

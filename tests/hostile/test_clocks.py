@@ -148,7 +148,9 @@ def test_a_device_forgets_an_epoch_far_ahead_when_its_clock_is_corrected(tmp_pat
     with Federation(tmp_path, "one", policy=ALONE) as f:
         spring, one = f.coordinator(name="spring", rounds=1), f.device("one")
         assert f.wait_for_end(spring) == 0 and f.wait_for_end(one) == 0, f.last_words()
-        clock.turn(-2 * DAY)  # A clock behind its own earlier numbers judges no other party.
+        clock.turn(
+            -2 * DAY
+        )  # A party whose clock is behind its own earlier numbers does not check the numbers of others.
         f.settings |= {"name": "summer", "rounds": 4}
         wrong = f.coordinator(ahead=35 * DAY)
         (one,), held = held_in(f, 2, "one", planted=clock.planted)

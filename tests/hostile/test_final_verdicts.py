@@ -1,6 +1,6 @@
 """The verdict on an answer is final.
 
-The device of a judged answer delays no other device. It gets the same verdict each time it repeats the
+A device whose answer has a verdict delays no other device. It gets the same verdict each time it repeats the
 answer.
 """
 

@@ -83,7 +83,7 @@ def test_the_run_of_a_file_can_be_moved_and_a_second_copy_of_it_ends_the_first(f
     archive = ("--from", str(tmp_path / "run.tar"))
     new = f.coordinator(planted=waits, folder=str(tmp_path / "new"), options=archive, **settings)
     f.wait_until(lambda: "round 2" in f.log_of(new), "the second round")
-    f.stays(lambda: new.child.poll() is None, "the new coordinator goes on", 1.1)  # An epoch is a second.
+    f.stays(lambda: new.child.poll() is None, "the new coordinator to run", 1.1)  # An epoch is a second.
     blind = (*archive, "--own-broker")  # It does not look whether another coordinator leads.
     third = f.coordinator(planted=waits, folder=str(tmp_path / "third"), options=blind, **settings)
     assert f.wait_for_end(new) == 3

@@ -125,5 +125,5 @@ def test_a_device_at_work_that_missed_the_birth_of_the_next_coordinator_requests
         second = f.coordinator(planted=OFTEN)
         f.wait_until(lambda: births and heard_here(f, "one", since) >= 3, "the later coordinator to be heard")
         (f.folder / "go").touch()
-        f.wait_until(lambda: len(f.rounds()) >= 3, "the rounds to go on", 30)
+        f.wait_until(lambda: len(f.rounds()) >= 3, "more rounds", 30)
         assert f.wait_for_end(second) == 0 and f.wait_for_end(device) == 0, f.last_words()

@@ -219,7 +219,7 @@ def test_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_does_no
     f = operator.f
     service = f.service(slots=1)
     f.wait_until(f.answers, "the service")
-    assert operator.submit("red") == 0  # There are no devices yet, so it waits.
+    assert operator.submit("red") == 0  # No device is present yet, so the run waits.
     operator.wait_for(red="running")
     assert operator.say("extend", "red", "--rounds", "3") == 0
     page = operator.page("red")

@@ -1,4 +1,4 @@
-"""No device is banned for ever: a ban ends by itself, also after a restart, and unknown senders share one pause."""
+"""Each ban ends after a limited time, also after a restart, and all unknown senders share one pause."""
 
 import os
 
@@ -15,7 +15,7 @@ NAME = "device-1"
 
 
 class Clock:
-    """A clock like that of the machine, which goes on while no process runs."""
+    """A clock like that of the machine, which continues while no process runs."""
 
     def __init__(self):
         self.now = 1_700_000_000.0

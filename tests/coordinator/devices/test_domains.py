@@ -1,4 +1,4 @@
-"""Each device counts for the right domain, in whatever order messages arrive."""
+"""Each device counts for the right domain, in any order of messages."""
 
 from hypothesis import given
 from hypothesis import strategies as st

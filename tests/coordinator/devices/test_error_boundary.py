@@ -99,7 +99,7 @@ def test_an_error_in_a_fetch_stops_only_the_device_of_the_fetch(tmp_path, monkey
         """A fetch of the coordinator, not of a device."""
 
     if moment == "wake":
-        Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
+        Fetched.take = lambda fetch, *rest: ({}, False)  # Then it requests the blocks again.
     plant(monkeypatch, Fetched, moment, times=1)
     monkeypatch.setattr("protofleet.protocol.link.answer_fetcher.ObjectFetch", Fetched)
     run.clock.run(lambda: run.service.context.error_boundary.cut_off > 0, run.clock.now + 60)
@@ -146,7 +146,9 @@ def test_an_error_of_an_unknown_sender_aborts_no_fetch(tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectFetch, "take", error_meanwhile)
     run.run()
     of_answers = [folder for folder in begun if "updates" in folder.parts]
-    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), "each is begun once"
+    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), (
+        "each fetch is begun once"
+    )
 
 
 def test_a_paused_device_is_accepted_again_after_a_time_that_doubles(tmp_path, monkeypatch):

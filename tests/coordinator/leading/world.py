@@ -74,7 +74,7 @@ class Broker:
         self.sessions[session.name] = session
 
     def drop(self, session: Session, cut: bool = False, silent: bool = False) -> None:
-        """End a session. The broker publishes its will, sometimes late. A silent end is not told to the owner."""
+        """End a session. The broker publishes its will, sometimes late. The owner does not notice a silent end."""
         if session.is_over:
             return
         session.is_over = True

@@ -1,4 +1,4 @@
-"""The best global model by validation is the one that the summary names, whenever the coordinator dies."""
+"""The best global model by validation is the one that the summary names, also if the coordinator dies at any time."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""An archive that no hand-over has made is refused in one line, and leaves nothing behind."""
+"""An archive that no hand-over has made is refused in one line, and leaves no file."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def honest(made, more=()):
 
 
 def refusal(archive, folder):
-    """Return the line with which an archive is refused; nothing may be left of it."""
+    """Return the line with which an archive is refused; no file may be left of it."""
     place = CoordinatorPlace(folder, "red")
     with pytest.raises(REFUSED) as caught:
         unpack(archive, place, FEDERATION, FAST)
@@ -209,7 +209,7 @@ def test_each_changed_byte_and_each_missing_end_of_an_archive_is_found(archive, 
             assert "\n" not in str(error)
             assert not place.runs.exists() or not list(place.runs.iterdir())
             continue
-        # Only bytes that pad a member or a header mean nothing.
+        # Only bytes that pad a member or a header have no meaning.
         assert changed[position] == 0x20 or b"ustar" in whole[position - position % BLOCK :][:BLOCK]
     for size in (0, 100, BLOCK, len(whole) // 2, len(whole) - 1, len(whole) + BLOCK):
         (tmp_path / "x.tar").write_bytes((whole + bytes(BLOCK))[:size])

@@ -58,7 +58,7 @@ def put(archive, place, disk=FAST):
 
 @pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.slow)])
 def deaths(request):
-    """Return a function that acts with a disk which dies before a step, for each step that is no sync, or for all."""
+    """Return a function that acts with a disk which dies before a step, for each step that is not a sync, or for all steps."""
 
     def each(act):
         act(0, whole := DyingDisk())
@@ -183,7 +183,7 @@ def test_the_old_folder_accepts_its_own_archive_again_also_after_a_kill(place, t
         put(archive, back)
         assert starts(back) and content_of(back) == before, step
         if not place.run:
-            assert (back.runs / "old" / "rounds.jsonl").exists()  # It is over, and has stayed here.
+            assert (back.runs / "old" / "rounds.jsonl").exists()  # This run is over, so it was not moved.
 
 
 def test_an_unpacked_folder_keeps_its_later_changes_when_it_is_unpacked_again(place, tmp_path):

@@ -35,7 +35,9 @@ def counted_naively(agent, data):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
 def test_the_last_line_has_the_confusion_of_classes_for_each_domain(tmp_path, method):
-    run, rounds = run_of(tmp_path, method, hyper={"lr": 1e-5})  # it learns almost nothing and is often wrong
+    run, rounds = run_of(
+        tmp_path, method, hyper={"lr": 1e-5}
+    )  # The model hardly changes, so it is often wrong.
     run.run()
     *training, last = read_rounds(tmp_path / "rounds.jsonl")
     assert all(line["confusion"] == {} for line in training)

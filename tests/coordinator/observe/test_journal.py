@@ -135,7 +135,7 @@ def test_a_round_whose_coordinator_died_after_the_last_update_has_the_bytes_of_a
     )
     for way, kinds in whole[1]["payload"].items():
         assert broken[1]["payload"][way] == kinds, way
-        # The last turn sent a receipt after its commit, and this message was never written down.
+        # The last turn sent a receipt after its commit, and the bytes of this message were not saved.
         assert sum(broken[1]["wire"][way].values()) >= sum(whole[1]["wire"][way].values()) - A_RECEIPT
     assert broken[1]["resumed"] and broken[1]["seconds"] >= whole[1]["seconds"]
     assert [line["payload"] for line in broken[2:]] == [line["payload"] for line in whole[2:]]
@@ -273,7 +273,7 @@ def test_a_value_that_is_not_finite_cannot_be_written(tmp_path):
 
 
 def test_a_coordinator_that_is_killed_between_two_rounds_writes_each_line_once(tmp_path):
-    """The first round is written down before the second is saved, and a replay does not write it again."""
+    """The line of the first round is written before the second is saved, and a replay does not write it again."""
     lines = tmp_path / "rounds.jsonl"
     run, _ = observed(tmp_path)
     save = run.service.run.spool.save

@@ -1,4 +1,4 @@
-"""Observers cannot change a run through what they see of it."""
+"""Observers cannot change a run through its view."""
 
 import dataclasses
 from collections.abc import Mapping

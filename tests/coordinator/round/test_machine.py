@@ -87,7 +87,7 @@ def assert_refused(m, event, now):
 
 
 class AnyWeather(RuleBasedStateMachine):
-    """Devices that come, go, and answer late, twice and wrongly, and a coordinator that dies at any moment.
+    """Devices that join, leave, and answer late, twice and wrongly, and a coordinator that dies at any moment.
 
     The test keeps its own disk, which only the commands fill, as in the service.
     """
@@ -196,7 +196,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """Kill the coordinator, start a machine from the disk alone, and let the present devices say hello again."""
+        """Kill the coordinator, start a machine from the disk alone, and let the present devices send hellos again."""
         self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),

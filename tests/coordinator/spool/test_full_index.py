@@ -1,4 +1,4 @@
-"""A run's folder on a nearly full disk opens, or the error says that the disk is full, for any room that is left."""
+"""A run's folder on a nearly full disk opens, or the error reports that the disk is full, for any free space."""
 
 import subprocess
 import sys

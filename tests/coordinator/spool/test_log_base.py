@@ -158,7 +158,7 @@ def test_the_log_is_not_merged_while_another_program_reads_and_no_row_is_lost(op
 
 
 def test_a_long_log_is_not_merged_before_the_end_of_the_round(opened):
-    """The beginning of a log says where it belongs, and SQLite would start the log again."""
+    """The beginning of a log states to which file it belongs, and a merge would make SQLite start the log again."""
     index = opened()
     begin_round(index, 1)
     before = index.path.read_bytes()

@@ -204,7 +204,7 @@ def test_a_copy_from_an_earlier_phase_of_the_same_round_is_reported(tmp_path, ca
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_an_older_copy_is_reported_also_if_all_rounds_have_the_same_broadcast(tmp_path, caplog, kept):
-    """The devices learn alone: they get no broadcast, and their answers are empty."""
+    """The devices train alone: they get no broadcast, and their answers are empty."""
     run = reached(simulation(tmp_path, "singleset"), kept)
     shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
     reached(run, 4, "evaluate")
