@@ -58,7 +58,7 @@ def put(archive, place, disk=FAST):
 
 @pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.slow)])
 def deaths(request):
-    """Return a function that acts with a disk which dies before a step, for each step that is not a sync, or for all steps."""
+    """Return a function that acts with a disk which dies before a step: each that is not a sync, or all."""
 
     def each(act):
         act(0, whole := DyingDisk())

@@ -165,7 +165,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @precondition(lambda self: self.machine.stage is Stage.COLLECTING)
     @rule()
-    def all_devices_answer(self):
+    def each_device_answers(self):
         for device in self.machine.cohort:
             if self.machine.stage is Stage.COLLECTING:
                 self.happen(Answered(device, self.machine.round, self.machine.asked, self.machine.base))
@@ -196,7 +196,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """Kill the coordinator, start a machine from the disk alone, and let the present devices send hellos again."""
+        """Kill the coordinator, start a machine from the disk alone, and let present devices send hellos again."""
         self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),
@@ -326,7 +326,7 @@ class AnyWeather(RuleBasedStateMachine):
             if self.thinking is not None:
                 self.server_half_is_done()
             elif self.machine.stage is Stage.COLLECTING:
-                self.all_devices_answer()
+                self.each_device_answers()
             else:
                 self.wait(1.0)
         raise AssertionError(f"still {self.machine.stage} in round {self.machine.round}")
