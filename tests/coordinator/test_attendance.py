@@ -24,7 +24,7 @@ def said(caplog):
     return since
 
 
-def test_it_is_said_at_once_and_every_minute_until_the_round_begins(said):
+def test_the_log_names_missing_devices_at_once_and_every_minute_until_the_round_begins(said):
     log = AttendanceLog(Policy(quorum=2, gather=3))
     log.say_if_due(True, frozenset(), frozenset(), FLEET, 5.0)
     assert said() == []  # the round waits for no device yet
@@ -46,7 +46,7 @@ def test_it_is_said_at_once_and_every_minute_until_the_round_begins(said):
     assert said() == []
 
 
-def test_who_has_not_answered_yet_is_named_every_minute_with_the_time_after_which_the_training_ends(said):
+def test_the_log_names_devices_without_an_answer_every_minute_and_the_time_to_the_end_of_training(said):
     log = AttendanceLog(Policy(patience_seconds=600))
     log.gathering(True, 0.0)
     for now in (0.0, 59.9, 60.0):
@@ -55,7 +55,7 @@ def test_who_has_not_answered_yet_is_named_every_minute_with_the_time_after_whic
     assert said() == [f"{line}policy.patience_seconds = 600, the training ends"] * 2
 
 
-def test_who_is_here_and_not_counted_on_is_named(said):
+def test_the_log_names_present_devices_that_do_not_count(said):
     log = AttendanceLog(Policy(quorum=12))
     log.gathering(True, 0.0)
     log.say_if_due(False, FLEET, frozenset({"board-04"}), FLEET, 0.0)
@@ -64,7 +64,7 @@ def test_who_is_here_and_not_counted_on_is_named(said):
     ]
 
 
-def test_a_number_that_the_fleet_cannot_reach_is_said_with_the_way_out(said):
+def test_the_log_gives_a_fix_if_too_few_devices_are_enrolled(said):
     log = AttendanceLog(Policy(quorum=1, gather=20))
     log.gathering(True, 0.0)
     log.say_if_due(True, FLEET, frozenset(), FLEET, 0.0)
@@ -82,7 +82,7 @@ def test_a_number_that_the_fleet_cannot_reach_is_said_with_the_way_out(said):
         (3, 1, "only 1 is enrolled: lower policy.quorum, or enrol more"),
     ],
 )
-def test_a_number_is_to_be_lowered_only_where_a_lower_one_is_enough(said, quorum, enrolled, words):
+def test_the_log_suggests_a_lower_quorum_only_if_this_is_enough(said, quorum, enrolled, words):
     log = AttendanceLog(Policy(quorum=quorum))
     log.gathering(True, 0.0)
     log.say_if_due(True, frozenset(), frozenset(), frozenset(sorted(FLEET)[:enrolled]), 0.0)
@@ -90,7 +90,7 @@ def test_a_number_is_to_be_lowered_only_where_a_lower_one_is_enough(said, quorum
     assert line.startswith(f"waiting for devices: 0 of {quorum} are here") and line.endswith(f"; {words}")
 
 
-def test_in_json_the_figures_have_keys_of_their_own(caplog):
+def test_the_json_log_has_separate_keys_for_the_numbers(caplog):
     caplog.set_level(logging.INFO, logger="protofleet.coordinator")
     log = AttendanceLog(Policy(quorum=12))
     log.gathering(True, 0.0)

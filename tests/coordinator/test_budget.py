@@ -58,7 +58,7 @@ def charged(run):
         pytest.param("fedpall", marks=pytest.mark.slow),
     ],
 )
-def test_each_device_is_charged_its_rows_and_what_was_published_for_all_devices(tmp_path, method):
+def test_each_device_is_charged_for_its_rows_and_for_broadcasts_to_all_devices(tmp_path, method):
     run, _ = budgeted(tmp_path, PLENTY, rounds=2, method=method)
     before_hello = Counter()
     link, spent = run.service.run.link, run.service.run.budget.spent
@@ -80,7 +80,7 @@ def test_each_device_is_charged_its_rows_and_what_was_published_for_all_devices(
     assert link.meter.rejected.total() == 0
 
 
-def test_a_limit_is_not_exceeded_and_the_run_ends_with_its_reason_and_its_last_model(tmp_path):
+def test_no_device_exceeds_its_limit_and_the_run_ends_with_a_reason_and_its_last_model(tmp_path):
     run, file = budgeted(tmp_path)
     run.run()
     limit = THREE_ROUNDS.run_limit
@@ -111,7 +111,7 @@ def test_a_run_ends_after_the_round_that_spends_its_budget_also_if_it_is_killed_
     run.kill("coordinator")
     run.boot_coordinator()
     keep_journal(run.service.run, [file])
-    assert run.service.run.device_seconds() == 3600 * hours, "each answer has made its work durable"
+    assert run.service.run.device_seconds() == 3600 * hours, "each answer saves the seconds of its work"
     run.run()
     assert [(line["round"], line["kind"]) for line in file.records] == [
         (1, "training"), (2, "training"), (3, "evaluation"),
@@ -121,7 +121,7 @@ def test_a_run_ends_after_the_round_that_spends_its_budget_also_if_it_is_killed_
 
 
 @pytest.mark.slow
-def test_kills_lose_no_charge_that_was_saved_and_charge_nothing_twice(tmp_path):
+def test_a_kill_loses_no_saved_charge_and_no_byte_is_charged_twice(tmp_path):
     run, _ = budgeted(tmp_path, PLENTY, rounds=3)
     lives, totals = Counter(), []
     original = run.boot_coordinator
@@ -147,10 +147,10 @@ def test_kills_lose_no_charge_that_was_saved_and_charge_nothing_twice(tmp_path):
     for device in DEVICES:
         assert 0 < charged(run)[device] <= by_lives[device] + by_lives[""]
         lost = by_lives[device] + by_lives[""] - charged(run)[device]
-        assert lost < 60_000, "in three lives, less than the messages between two commits is lost"
+        assert lost < 60_000, "only messages between two commits are lost"
 
 
-def test_the_counters_on_the_disk_are_those_of_the_last_durable_write(tmp_path):
+def test_the_stored_counters_equal_those_of_the_last_durable_write(tmp_path):
     run, _ = budgeted(tmp_path, PLENTY)
     spool = run.service.run.spool
     commit, seen = spool.disk.commit, []
@@ -203,7 +203,7 @@ def test_rows_of_a_transaction_that_failed_are_written_by_the_next_one(tmp_path,
     assert charged(run)["device-1"] >= expected - 500
 
 
-def test_a_restarted_coordinator_has_the_same_devices_that_may_evaluate(tmp_path):
+def test_a_restarted_coordinator_lets_the_same_devices_evaluate(tmp_path):
     policy = replace(POLICY, rounds=3, quorum=2, cohort=2, evaluate_every=1)
     run = simulation(tmp_path / "runs" / "run", "fedavg", policy=policy, budget=PLENTY)
     run.run(until=lambda: run.service.run.machine.answered)
@@ -233,7 +233,7 @@ def test_a_budget_that_is_never_spent_changes_no_bit(tmp_path):
 # Another party must not spend the budget of a device.
 
 
-def test_frames_under_the_name_of_another_device_are_charged_to_nobody(tmp_path):
+def test_frames_under_the_name_of_another_device_are_charged_to_no_device(tmp_path):
     run, _ = budgeted(tmp_path, PLENTY)
     sent, link = [], run.service.link
     arrived = link.arrived
@@ -257,9 +257,7 @@ def test_frames_under_the_name_of_another_device_are_charged_to_nobody(tmp_path)
     for topic, frame in (*forged(run), *[(will.topic, will.frame)] * 5):
         attempt(link, topic, frame)
     assert charged(run) == before
-    assert metered(run)["device-1"] > counted["device-1"] + 8_000, (
-        "the line of the coordinator has carried them"
-    )
+    assert metered(run)["device-1"] > counted["device-1"] + 8_000, "the meter counts these frames"
 
 
 def attempt(link, topic, frame):
@@ -287,7 +285,7 @@ def forged(run):
 # The month.
 
 
-def test_months_are_those_of_utc():
+def test_a_month_begins_and_ends_in_utc():
     assert month_at(NOVEMBER) == 202611 and month_at(end_of_month(NOVEMBER)) == 202612
     assert month_at(end_of_month(NOVEMBER) - 1) == 202611
     assert month_at(end_of_month(end_of_month(NOVEMBER))) == 202701
@@ -314,9 +312,7 @@ def test_the_runs_of_a_folder_share_the_month_and_a_later_run_waits_for_the_next
     assert all(140_000 < size < 220_000 for size in charged(second).values())
 
 
-def test_a_run_that_waits_for_the_next_month_tells_its_log_and_its_events_why_and_until_when(
-    tmp_path, caplog
-):
+def test_a_run_that_waits_for_the_next_month_reports_the_reason_and_the_time(tmp_path, caplog):
     caplog.set_level("INFO")
     (tmp_path / "runs").mkdir()
     ledger = MonthLedger(tmp_path / "runs", Disk(durable=False), False)
@@ -345,9 +341,7 @@ def test_a_run_that_waits_for_the_next_month_tells_its_log_and_its_events_why_an
     assert sink.found("budget_wait")[1:] == [{"round": 1, "until": 0.0, "reason": ""}]
 
 
-def test_a_round_logs_once_who_is_left_out_with_what_is_needed_and_left_after_the_round_before(
-    tmp_path, caplog
-):
+def test_a_round_logs_once_which_devices_have_no_budget_with_the_needed_and_the_left_bytes(tmp_path, caplog):
     policy = replace(POLICY, rounds=3, quorum=1)
     run = simulation(tmp_path / "runs" / "run", "fedavg", policy=policy, budget=PLENTY)
     run.run(until=lambda: run.service.run.machine.waited_for)
@@ -363,13 +357,13 @@ def test_a_round_logs_once_who_is_left_out_with_what_is_needed_and_left_after_th
     assert re.search(r"of 2 devices, device-1 \([0-9.]+ kB left, needed .*B and 29.8 kB\), device-2 \(", line)
 
 
-def test_no_device_is_said_to_be_left_out_if_no_round_follows(tmp_path, caplog):
+def test_no_device_is_reported_as_left_out_if_no_round_follows(tmp_path, caplog):
     run, _ = budgeted(tmp_path, rounds=3)
     run.run()
     assert run.service.run.budget.without_round[RUN] and "does not hold" not in caplog.text
 
 
-def test_the_end_of_a_round_is_told_after_the_wait_that_follows_it(tmp_path):
+def test_the_event_of_a_round_end_follows_the_event_of_the_wait(tmp_path):
     run, sink = budgeted(tmp_path, A_MONTH, rounds=6, wall=lambda: NOVEMBER)[0], Entries()
     keep_journal(run.service.run, [sink])
     run.run(until=lambda: run.service.run.budget.wait)
@@ -394,7 +388,7 @@ class Entries:
 
 
 @pytest.mark.slow
-def test_a_restart_writes_its_own_total_over_the_earlier_one(tmp_path):
+def test_a_restarted_run_replaces_its_earlier_total_in_the_ledger(tmp_path):
     run, _ = budgeted(tmp_path, BudgetSettings(month_bytes_per_device=10**9), rounds=3, wall=lambda: NOVEMBER)
     restart_in_each_round(run)
     run.run()
@@ -412,7 +406,7 @@ def test_two_coordinators_write_to_the_ledger_at_the_same_time(tmp_path):
     assert one.of_others(202611, "one") == {"a": 60} and two.of_others(202611, "two") == {"a": 30, "b": 1}
 
 
-def test_a_deleted_ledger_is_made_again_with_a_message_and_a_damaged_one_is_named(tmp_path, caplog):
+def test_a_deleted_ledger_is_made_again_with_a_warning_and_a_damaged_ledger_is_refused(tmp_path, caplog):
     MonthLedger(tmp_path, Disk(durable=False), True)
     assert f"{tmp_path / LEDGER} is missing, although this run has written to it" in caplog.text
     caplog.clear()

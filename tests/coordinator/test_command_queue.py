@@ -62,11 +62,13 @@ def said(performer):
 
 
 @pytest.mark.parametrize("count", [1, 2, 64])
-def test_a_turn_writes_everything_commits_once_and_says_everything_in_its_order(queue, performer, count):
+def test_a_turn_writes_all_commands_then_commits_once_then_sends_all_in_order(queue, performer, count):
     commands = accepts(count)
     for command in commands:
         queue.add([command], 0.0)
-    assert performer.steps == [("write", command) for command in commands], "nothing is said before the end"
+    assert performer.steps == [("write", command) for command in commands], (
+        "no command is sent before the end of the turn"
+    )
     queue.end_turn(0.0)
     assert performer.steps[count:] == [("commit",), *(("say", command) for command in commands)]
     assert not queue
@@ -77,7 +79,7 @@ def test_a_turn_without_commands_commits_nothing(queue, performer):
     assert performer.steps == []
 
 
-def test_a_turn_commits_what_was_written_without_a_command_so_another_coordinator_can_take_over(
+def test_a_turn_commits_rows_without_a_command_so_that_another_coordinator_can_take_over(
     queue, performer, spool, tmp_path
 ):
     spool.note_used(1, "train", ["device-0"])
@@ -88,7 +90,7 @@ def test_a_turn_commits_what_was_written_without_a_command_so_another_coordinato
     other.close()
 
 
-def test_a_commit_without_a_command_is_tried_again_when_the_disk_has_room(queue, performer, spool):
+def test_a_commit_without_a_command_is_tried_again_when_the_disk_has_space(queue, performer, spool):
     spool.note_used(1, "train", ["device-0"])
     performer.fails_at = 1
     queue.end_turn(0.0)
@@ -100,7 +102,7 @@ def test_a_commit_without_a_command_is_tried_again_when_the_disk_has_room(queue,
 
 @pytest.mark.parametrize("error", [FULL, LOCKED], ids=["full", "locked"])
 @pytest.mark.parametrize(("count", "step"), [(n, s) for n in (1, 2, 64) for s in range(1, 2 * n + 2)])
-def test_at_whatever_step_the_disk_is_full_each_command_is_said_once_and_after_its_commit(
+def test_each_command_is_sent_once_and_after_its_commit_if_the_disk_is_full_at_any_step(
     queue, performer, count, step, error
 ):
     commands = accepts(count)
@@ -112,7 +114,7 @@ def test_at_whatever_step_the_disk_is_full_each_command_is_said_once_and_after_i
     assert queue and queue.wake_at == RETRY_SECONDS
     performer.fails_at = 0
     queue.wake(RETRY_SECONDS - 0.1)
-    assert queue, "it is not tried again at once"
+    assert queue, "the command is not tried again at once"
     queue.wake(RETRY_SECONDS)
     queue.end_turn(RETRY_SECONDS)
     assert said(performer) == commands and not queue and queue.wake_at == float("inf")
@@ -121,7 +123,7 @@ def test_at_whatever_step_the_disk_is_full_each_command_is_said_once_and_after_i
         assert ("commit",) in performer.steps[written:spoken]
 
 
-def test_what_was_written_before_the_disk_was_full_is_said_in_the_same_turn(queue, performer):
+def test_a_command_that_was_written_before_the_disk_was_full_is_sent_in_the_same_turn(queue, performer):
     first, second = accepts(2)
     performer.fails_at = 2
     queue.add([first], 0.0)
@@ -131,7 +133,7 @@ def test_what_was_written_before_the_disk_was_full_is_said_in_the_same_turn(queu
     assert said(performer) == [first] and len(queue) == 1
 
 
-def test_behind_a_commit_that_waits_nothing_is_written_and_nothing_said(queue, performer):
+def test_no_command_is_written_or_sent_after_a_commit_that_waits(queue, performer):
     first, second = accepts(2)
     performer.fails_at = 2
     queue.add([first], 0.0)
@@ -141,7 +143,7 @@ def test_behind_a_commit_that_waits_nothing_is_written_and_nothing_said(queue, p
     assert performer.steps == [("write", first)] and len(queue) == 2
 
 
-def test_that_there_is_room_again_is_said_by_a_write_alone(queue, performer, caplog):
+def test_only_a_write_reports_that_the_disk_has_space_again(queue, performer, caplog):
     queue.no_room("for an answer")
     queue.add(
         [Repeat("device-0", 1, "train"), Drop("b", 1, "train", "late", Problem(Reason.STALE_ROUND, ""))], 0.0

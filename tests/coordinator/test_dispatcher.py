@@ -1,4 +1,4 @@
-"""A device has one question in hand, and a free device goes to the run that has had the least."""
+"""A device has one task at a time, and a free device goes to the run with the least device time for its weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofleet.coordinator.round.events import Send
 
 @dataclass
 class Asking:
-    """A run that notes what it sends."""
+    """A run that notes the tasks that it sends."""
 
     seconds: float = 0.0
     sent: list[Send] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Fleet:
         return allowed
 
 
-def test_a_task_waits_while_the_device_has_the_task_of_another_run_in_hand():
+def test_a_task_waits_while_the_device_has_a_task_of_another_run():
     fleet = Fleet()
     assert fleet.ask("red") and fleet.ask("red"), "a run may repeat its own task"
     assert not fleet.ask("blue") and fleet.ask("blue", "b")
@@ -53,12 +53,12 @@ def test_a_task_waits_while_the_device_has_the_task_of_another_run_in_hand():
     fleet.now = 20.0
     fleet.dispatcher.answered("red", "a")
     assert fleet.runs["blue"].sent == [Send("b", 1, "train", 60.0), Send("a", 1, "train", 40.0)], (
-        "the time counts from the ask"
+        "the time counts from the first call of ask"
     )
     assert fleet.dispatcher.busy_with("a") == "blue" and not fleet.dispatcher.held_back("blue", ["a"])
 
 
-def test_a_device_is_freed_by_its_leaving_its_restart_and_its_word_and_by_no_other_hello():
+def test_only_a_leave_a_restart_a_report_or_a_closed_run_frees_a_device():
     for frees, free in {
         "left": lambda d: d.left("red", "a"),
         "a higher boot": lambda d: d.hello_received("a", 2, None),
@@ -81,7 +81,7 @@ def test_a_device_is_freed_by_its_leaving_its_restart_and_its_word_and_by_no_oth
         assert fleet.runs["blue"].sent, frees
 
 
-def test_the_task_of_a_closed_phase_and_of_a_device_that_left_is_dropped():
+def test_waiting_tasks_of_a_closed_phase_and_of_a_device_that_left_are_dropped():
     fleet = Fleet()
     for device in "ab":
         fleet.ask("red", device)
@@ -103,7 +103,7 @@ def test_only_the_newest_task_of_a_run_waits():
     assert [send.round for send in fleet.runs["blue"].sent] == [2]
 
 
-def test_the_work_of_a_device_counts_from_its_first_task_although_a_hello_brings_the_task_again():
+def test_the_work_of_a_device_counts_from_its_first_task_although_a_hello_repeats_the_task():
     fleet = Fleet()
     fleet.ask("red")
     fleet.now = 30.0
@@ -112,7 +112,7 @@ def test_the_work_of_a_device_counts_from_its_first_task_although_a_hello_brings
     assert fleet.dispatcher.worked("red", "a") == 40.0
 
 
-def test_the_device_time_of_runs_that_always_ask_is_as_their_weights():
+def test_runs_that_always_send_tasks_share_the_device_time_by_their_weights():
     fleet, dice = Fleet(red=1.0, blue=2.0, green=1.0, grey=1.0), random.Random(7)
     for name in fleet.runs:
         fleet.ask(name)
@@ -129,7 +129,7 @@ def test_the_device_time_of_runs_that_always_ask_is_as_their_weights():
     assert shares == {"red": 0.2, "blue": 0.4, "green": 0.2, "grey": 0.2}
 
 
-def test_a_run_that_starts_claims_nothing_for_its_absence_and_a_restart_changes_no_claim():
+def test_a_new_run_gets_no_time_for_its_absence_and_a_restart_changes_no_claim():
     fleet = Fleet()
     fleet.runs["red"].seconds, fleet.runs["blue"].seconds = 500.0, 300.0
     fleet.add("green")

@@ -54,7 +54,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_all_present_devices_measure_between_rounds_that_leave_some_out(tmp_path):
+def test_all_present_devices_evaluate_between_rounds_that_leave_some_devices_out(tmp_path):
     run = simulation(tmp_path).run()
     lines = lines_of(run)
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
@@ -71,11 +71,11 @@ def test_all_present_devices_measure_between_rounds_that_leave_some_out(tmp_path
         ["evaluate"]
     ]
     found = summarised(lines, "global")
-    assert found["start"] == {} and len(found["final"]) == 4, "the first point is of one device of three"
+    assert found["start"] == {} and len(found["final"]) == 4, "one device of three measured the first point"
 
 
 @pytest.mark.parametrize(("method", "view"), [("fedavg", "global"), ("fedsa", "personal")])
-def test_a_metric_of_accuracy_holds_what_all_present_devices_measured(tmp_path, method, view):
+def test_the_accuracy_metric_has_the_accuracies_of_all_present_devices(tmp_path, method, view):
     """A sampled cohort can have other domains in each round."""
     run = simulation(tmp_path, method).run()
     lines, shown, rounds = lines_of(run), [], []
@@ -107,7 +107,7 @@ def test_evaluations_change_no_weight(tmp_path, method):
     assert [line["participants"] for line in lines_of(on)] == [line["participants"] for line in lines_of(off)]
 
 
-def test_an_evaluation_costs_one_broadcast_and_is_metered_in_its_line(tmp_path):
+def test_an_evaluation_costs_one_broadcast_and_its_bytes_are_in_its_line(tmp_path):
     run = simulation(tmp_path, "fedproto").run()
     line = lines_of(run)[2]
     down, up = (line["evaluation"]["payload"][way] for way in ("down", "up"))
@@ -117,7 +117,7 @@ def test_an_evaluation_costs_one_broadcast_and_is_metered_in_its_line(tmp_path):
     assert line["evaluation"]["wire"]["up"]["control"] > 0
 
 
-def test_a_cohort_of_everybody_measures_inside_its_rounds_for_the_same_bytes(tmp_path):
+def test_a_cohort_of_all_devices_evaluates_inside_its_rounds_for_the_same_bytes(tmp_path):
     with_default = simulation(tmp_path / "default", cohort=0, every=1).run()
     without = simulation(tmp_path / "off", cohort=0, every=0).run()
     assert [line["payload"] for line in lines_of(with_default)] == [
@@ -134,7 +134,7 @@ def test_a_cohort_of_everybody_measures_inside_its_rounds_for_the_same_bytes(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["coordinator", "device-1"])
 @pytest.mark.parametrize("moment", ["asked", "half answered", "closed"])
-def test_a_death_around_an_evaluation_changes_no_bit_and_no_measurement(tmp_path, victim, moment):
+def test_a_kill_around_an_evaluation_changes_no_bit_and_no_measurement(tmp_path, victim, moment):
     unbroken = simulation(tmp_path / "unbroken").run()
     run = simulation(tmp_path / "broken")
     machine = run.service.run.machine
@@ -162,7 +162,7 @@ def test_a_death_around_an_evaluation_changes_no_bit_and_no_measurement(tmp_path
 
 
 @pytest.mark.parametrize("cohort", [0, 1])
-def test_a_run_stops_when_its_validation_accuracy_is_enough(tmp_path, cohort, caplog):
+def test_a_run_stops_when_its_validation_accuracy_is_high_enough(tmp_path, cohort, caplog):
     caplog.set_level("INFO")
     run = simulation(tmp_path, rounds=50, every=1, cohort=cohort, stop=Stop(accuracy=0.5)).run()
     lines, view = lines_of(run), run.service.run.view
@@ -179,7 +179,7 @@ def test_a_run_stops_when_its_validation_accuracy_is_enough(tmp_path, cohort, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [0, 1])
-def test_patience_counts_evaluations_without_a_better_one_across_deaths(tmp_path, kills):
+def test_patience_counts_evaluations_without_an_improvement_also_across_kills(tmp_path, kills):
     """The history is in the spool: a coordinator that is killed in each round ends the run with the same round."""
     stop = Stop(patience=2)
     run = simulation(tmp_path, rounds=50, every=0, cohort=0, stop=stop)
@@ -198,7 +198,7 @@ def test_patience_counts_evaluations_without_a_better_one_across_deaths(tmp_path
     assert run.service.run.view.ended_early.startswith("2 evaluations in a row were not better")
 
 
-def test_a_coordinator_that_dies_in_the_last_evaluation_of_a_stopped_run_ends_it(tmp_path):
+def test_a_stopped_run_ends_after_a_kill_of_its_coordinator_in_the_last_evaluation(tmp_path):
     run = simulation(tmp_path, rounds=50, cohort=0, stop=Stop(accuracy=0.5))
     run.run(lambda: run.service.run.machine.asked == "evaluate" and bool(run.service.run.machine.waited_for))
     ended_early = run.service.run.view.ended_early
@@ -209,12 +209,12 @@ def test_a_coordinator_that_dies_in_the_last_evaluation_of_a_stopped_run_ends_it
     assert run.service.run.view.ended_early == ended_early != ""
     assert lines_of(run)[-1]["kind"] == "evaluation" and len(lines_of(run)) < 51
     run.kill("coordinator")
-    run.boot_coordinator()  # it finds the run finished
+    run.boot_coordinator()  # It finds that the run has finished.
     run.run()
     assert run.service.finished and run.service.run.view.ended_early == ended_early
 
 
-def test_a_run_without_validation_samples_is_told_that_nothing_can_stop_it(tmp_path, caplog):
+def test_a_run_with_a_stop_setting_and_without_validation_samples_gets_a_warning(tmp_path, caplog):
     run = simulation(tmp_path, rounds=3, cohort=0, stop=Stop(patience=1), validation=False)
     run.run()
     assert caplog.text.count("no device has measured validation samples") == 1

@@ -1,4 +1,4 @@
-"""A coordinator sends the new log lines of a run to the operators who follow it, and slow operators cost nothing."""
+"""A coordinator sends the new log lines of a run to the operators who follow it. Slow operators do not delay it."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ EPOCH = 1_790_000_000
 
 
 class Sent:
-    """The news of a coordinator, and what was sent of them."""
+    """The news of a coordinator, and the messages that were sent."""
 
     def __init__(self, only_run=""):
         self.told, self.over, self.woken = [], {}, 0
@@ -31,7 +31,7 @@ class Sent:
             self.news.logged(0.0, "info", text, run)
 
     def turn(self, now):
-        """Return what one turn of the event loop sends."""
+        """Return the messages that one turn of the event loop sends."""
         before = len(self.told)
         self.news.end_turn(now)
         return self.told[before:]
@@ -53,7 +53,7 @@ def test_an_operator_gets_each_line_of_its_run_once_and_no_line_of_another_run()
     assert made.turn(20.0) == [] and made.news.wake_at == float("inf")
 
 
-def test_an_operator_who_has_missed_lines_gets_them_again_as_far_as_they_are_kept():
+def test_an_operator_gets_missed_lines_again_as_long_as_they_are_kept():
     made = Sent()
     made.log(*(f"line {number}" for number in range(1, 6)))
     made.news.follow("alice", "red", 2, EPOCH, 0.0)
@@ -78,7 +78,7 @@ def test_a_lease_ends_unless_it_is_renewed():
     assert made.turn(2 * LEASE_SECONDS) == []
 
 
-def test_a_flood_of_lines_is_sent_in_bounded_messages_with_pauses_and_keeps_no_more_than_the_newest():
+def test_a_flood_of_lines_is_sent_in_messages_of_limited_size_with_pauses():
     made = Sent()
     made.news.follow("alice", "red", None, 0, 0.0)
     made.log(*(str(number) for number in range(1, 3 * MOST_KEPT + 1)))
@@ -92,7 +92,7 @@ def test_a_flood_of_lines_is_sent_in_bounded_messages_with_pauses_and_keeps_no_m
     assert now == pytest.approx((MOST_KEPT // MOST_NEWS) * PAUSE_SECONDS)
 
 
-def test_an_operator_follows_few_runs_at_a_time_and_costs_the_others_none_of_theirs():
+def test_an_operator_follows_a_limited_number_of_runs_and_does_not_affect_other_operators():
     made = Sent()
     made.news.follow("bob", "run-0", None, 0, 0.0)
     for number in range(MOST_FOLLOWED + 1):
@@ -104,7 +104,7 @@ def test_an_operator_follows_few_runs_at_a_time_and_costs_the_others_none_of_the
     assert ("bob", "run-0") in told and ("alice", "run-0") not in told and len(told) == 1 + MOST_FOLLOWED
 
 
-def test_the_last_news_have_the_final_state_and_come_after_all_lines():
+def test_the_last_news_has_the_final_state_and_follows_all_lines():
     made = Sent()
     made.news.follow("alice", "red", None, 0, 0.0)
     made.log(*["x"] * (MOST_NEWS + 1))
@@ -117,7 +117,7 @@ def test_the_last_news_have_the_final_state_and_come_after_all_lines():
     assert made.turn(3.0)[0][2] == News(MOST_NEWS + 3, (), "finished")
 
 
-def test_at_the_end_of_the_process_all_lines_that_wait_are_sent_without_pauses():
+def test_all_waiting_lines_are_sent_without_pauses_at_the_end_of_the_process():
     made = Sent("red")
     made.news.follow("alice", "red", None, 0, 0.0)
     made.log(*["x"] * (2 * MOST_NEWS), run="")
@@ -128,9 +128,9 @@ def test_at_the_end_of_the_process_all_lines_that_wait_are_sent_without_pauses()
     ]  # fmt: skip
 
 
-def test_a_line_of_another_thread_wakes_the_event_loop_once_and_only_if_somebody_follows():
+def test_a_line_of_another_thread_wakes_the_event_loop_once_and_only_for_followers():
     made = Sent()
-    made.log("nobody follows")
+    made.log("no operator follows")
     assert made.woken == 0
     made.news.follow("alice", "red", None, 0, 0.0)
     threads = [threading.Thread(target=made.log, args=("one", "two")) for _ in range(4)]
@@ -163,7 +163,7 @@ def test_a_coordinator_of_many_runs_keeps_the_numbers_of_the_newest_runs_only(mo
     assert [made.news.follow("alice", run, None, 0, 0.0)["line"] for run in "abcd"] == [2, 0, 1, 1]
 
 
-def test_at_the_end_of_the_process_the_final_state_is_sent_although_no_line_waits():
+def test_the_final_state_is_sent_at_the_end_of_the_process_also_without_a_waiting_line():
     made = Sent("red")
     made.news.follow("alice", "red", None, 0, 0.0)
     made.log("the last line", run="")

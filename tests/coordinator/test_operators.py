@@ -62,7 +62,7 @@ class Coordinator(World):
         return [topic for topic, _ in self.wire.sent]
 
 
-def test_an_operator_who_sends_many_commands_has_few_that_wait_and_the_others_get_theirs(tmp_path):
+def test_an_operator_has_a_limited_number_of_waiting_commands_and_does_not_block_other_operators(tmp_path):
     made = Coordinator(tmp_path)
     alice, bob = made.sender("alice"), made.sender("bob")
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_an_operator_who_sends_many_commands_has_few_that_wait_and_the_others_ge
     assert len(made.results(1)) == MOST_WAITING + 2
 
 
-def test_whatever_the_arguments_are_the_coordinator_answers_and_goes_on(tmp_path):
+def test_the_coordinator_answers_malformed_arguments_and_continues(tmp_path):
     made, calls = Coordinator(tmp_path), []
     alice = made.sender("alice")
 
@@ -103,7 +103,7 @@ def test_whatever_the_arguments_are_the_coordinator_answers_and_goes_on(tmp_path
     assert calls[-2][1] == "" and calls[-1][1].startswith(f"{'x' * 64!r} (90,000 letters) is not the name")
 
 
-def test_a_name_that_floods_is_dropped_unread_and_no_other(tmp_path):
+def test_commands_of_a_name_that_floods_are_dropped_unread_and_those_of_other_names_are_not(tmp_path):
     made = Coordinator(tmp_path)
     for _ in range(1_000):
         made.inbox.arrived(TOPICS.commands_of("alice"), b"", 0.0)
@@ -113,7 +113,7 @@ def test_a_name_that_floods_is_dropped_unread_and_no_other(tmp_path):
     assert not made.inbox.unwanted(TOPICS.commands_of("bob"))
 
 
-def test_an_error_of_ours_in_the_work_for_one_operator_pauses_only_this_operator(tmp_path, monkeypatch):
+def test_an_internal_error_in_the_work_for_one_operator_pauses_only_this_operator(tmp_path, monkeypatch):
     made = Coordinator(tmp_path)
     arrived = made.coordinator.arrived
 
@@ -141,7 +141,7 @@ def command(verb="stop", run="red", grants=("view", "run"), **more):
      ("stop", ("view", "lead"), "run"), ("anything", ("view",), "run"),
      ("label", ("view", "run"), "admit"), ("labels", ("admit",), "view")],
 )  # fmt: skip
-def test_a_denial_names_the_grant_that_is_missing(verb, grants, needed):
+def test_a_denial_names_the_missing_grant(verb, grants, needed):
     denial = denial_of(command(verb, grants=grants))
     assert denial.startswith(
         f"alice has no grant {needed!r}, which {verb} needs; whoever holds the root gives it"
@@ -166,7 +166,9 @@ def test_a_submission_without_the_grant_is_denied_before_its_experiment_is_read(
     ]
 
 
-def test_a_stored_command_has_short_strings_and_its_operator_cannot_displace_others(tmp_path, monkeypatch):
+def test_a_stored_command_has_short_strings_and_does_not_displace_those_of_other_operators(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(queue_file, "MOST_OF_ONE", 5)
     made = QueueFile(tmp_path, "lab", lambda: 1_790_000_000, Disk(durable=False))
     long = loggable(command("x" * 900, "../" * 900))
@@ -185,7 +187,7 @@ def test_a_stored_command_has_short_strings_and_its_operator_cannot_displace_oth
     again.close()
 
 
-def test_an_answer_that_fits_no_packet_is_shortened_and_says_so():
+def test_a_result_that_is_too_large_for_a_packet_states_how_many_rows_are_left_out():
     runs = [{"run": f"run-{number}", "reason": "x" * 100} for number in range(100)]
     found = json.loads(packed_within({"runs": runs}, 1024))
     assert found["runs"] == runs[: len(found["runs"])] and len(found["runs"]) + found["left_out"] == 100
@@ -211,7 +213,7 @@ class App:
         pass
 
 
-def test_a_process_that_has_finished_goes_on_until_its_operators_have_their_results(tmp_path):
+def test_a_finished_process_continues_until_its_operators_have_their_results(tmp_path):
     made, app, item = Coordinator(tmp_path), App(), Done(lambda: None)
     loop = OperatorLoop(app, made.inbox)
     alice = made.sender("alice")
@@ -230,7 +232,7 @@ def test_a_process_that_has_finished_goes_on_until_its_operators_have_their_resu
     assert loop.finished and [topic for topic, _ in made.wire.sent] == [TOPICS.results_of("alice")]
 
 
-def test_a_process_that_has_finished_does_not_wait_long_for_a_result(tmp_path):
+def test_a_finished_process_waits_for_a_result_only_for_a_limited_time(tmp_path):
     made, app = Coordinator(tmp_path), App(finished=True)
     loop = OperatorLoop(app, made.inbox)
     made.say(made.sender("alice"))
@@ -250,7 +252,7 @@ def test_a_coordinator_without_commands_of_operators_has_no_thread_for_them(tmp_
     assert len(made.results(1)) == 1
 
 
-def test_a_run_stores_what_was_heard_of_each_operator_and_one_operator_displaces_no_other(
+def test_a_run_stores_the_newest_command_of_each_operator_and_no_operator_displaces_another(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(spool, "MOST_OF_ONE", 5)

@@ -64,26 +64,26 @@ def waiting(tmp_path):
     return Waiting(tmp_path)
 
 
-def test_a_hello_that_says_nothing_new_makes_no_event_and_no_row(waiting):
-    waiting.greet("device-0")  # its first hello after its answer has news
+def test_a_hello_without_news_causes_no_event_and_no_row(waiting):
+    waiting.greet("device-0")  # Its first hello after its answer has news.
     for _ in range(3):
         statements, events = waiting.greet("device-0")
         assert statements == [LOOK_FOR_A_LATER_COORDINATOR] and not events
 
 
-def test_a_hello_of_a_device_that_is_waited_for_brings_its_task_again(waiting):
+def test_a_hello_of_a_device_without_an_answer_repeats_its_task(waiting):
     _, events = waiting.greet("device-2")
     assert events[0] == Joined("device-2")
-    assert waiting.run.service.run.machine.round > 1, "it has answered, and the round has ended"
+    assert waiting.run.service.run.machine.round > 1, "device-2 has answered, and the round has ended"
 
 
 @pytest.mark.parametrize("other", [{"examples": 47}, {"domain": "elsewhere"}, {"holds": (bytes(32),)}])
-def test_a_hello_that_says_something_new_is_heard_once(waiting, other):
+def test_a_hello_with_news_causes_one_event(waiting, other):
     waiting.greet("device-0")
     assert waiting.greet("device-0", **other)[1] == [Joined("device-0")]
 
 
-def test_a_device_that_had_left_joins_by_the_hello_that_it_said_before(waiting):
+def test_a_device_that_left_joins_again_by_the_same_hello(waiting):
     waiting.greet("device-0")
     waiting.run.service.run.participants.bye_received("device-0", "")
     assert "device-0" not in waiting.run.service.run.machine.roster
@@ -91,7 +91,7 @@ def test_a_device_that_had_left_joins_by_the_hello_that_it_said_before(waiting):
     assert "device-0" in waiting.run.service.run.machine.roster
 
 
-def test_what_a_device_tells_of_its_machine_is_kept_while_later_hellos_leave_it_out(waiting):
+def test_the_software_of_a_device_is_kept_if_later_hellos_leave_it_out(waiting):
     waiting.greet("device-0")
     known = waiting.run.service.run.participants.software
     waiting.greet("device-0", software="0.1.0; a board", examples=41)
@@ -119,9 +119,7 @@ def after_a_revocation(waiting, die_in_between):
     return run
 
 
-def test_a_device_that_is_revoked_while_it_is_waited_for_is_left_out_at_once_and_said_once(
-    two_suffice, caplog
-):
+def test_a_device_that_is_revoked_during_a_round_is_left_out_at_once_and_reported_once(two_suffice, caplog):
     after_a_revocation(two_suffice, die_in_between=False)
     said = [line for line in caplog.messages if line.startswith("device-2 is not enrolled any more: ")]
     assert said == [
@@ -131,19 +129,21 @@ def test_a_device_that_is_revoked_while_it_is_waited_for_is_left_out_at_once_and
     assert Unenrolled("device-2", "there is no key of it any more") in two_suffice.told
 
 
-def test_a_coordinator_that_dies_after_a_revocation_comes_to_the_same_bits(two_suffice, tmp_path_factory):
+def test_a_coordinator_that_is_killed_after_a_revocation_computes_the_same_bits(
+    two_suffice, tmp_path_factory
+):
     unbroken = Waiting(tmp_path_factory.mktemp("unbroken"), quorum=2)
     assert_same(after_a_revocation(unbroken, False), after_a_revocation(two_suffice, True))
 
 
-def test_without_it_a_round_that_needs_it_begins_again_at_once(waiting):
+def test_a_round_that_needs_a_revoked_device_begins_again_at_once(waiting):
     del waiting.run.keyring["device-2"]
     waiting.pass_seconds(10.0)
     machine = waiting.run.service.run.machine
     assert (machine.stage, machine.round, machine.attempt) == (Stage.GATHERING, 1, 1)
 
 
-def test_records_are_looked_at_while_somebody_is_waited_for_and_not_at_each_turn(waiting):
+def test_records_are_checked_every_few_seconds_during_a_wait_and_not_at_each_turn(waiting):
     looks = []
 
     class Counting(dict):

@@ -21,4 +21,4 @@ def test_the_library_of_a_network_is_imported_before_the_event_loop_gets_the_run
     more = {"experiment": RESNET, "after": "", "priority": 0}
     answer = handle("ann", {"id": "0" * 32, "verb": "submit", "run": "red", "reason": "", **more})
     assert answer["verdict"] == "refused" and "torchvision is not installed" in answer["words"]
-    assert said == [None], "the event loop gets the reason, and no run"
+    assert said == [None], "the event loop gets the reason and no run"

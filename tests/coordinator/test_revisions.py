@@ -1,4 +1,4 @@
-"""A command for a revision that its run does not have any more changes nothing."""
+"""A command for a revision that its run does not have any more does not change the run."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def queue(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["stop", "pause", "resume", "extend"])
-def test_a_command_for_another_revision_changes_nothing_and_says_what_to_do(queue, verb):
+def test_a_command_for_another_revision_is_a_conflict_and_the_answer_gives_a_fix(queue, verb):
     row = queue.runs["red"]
     for revision in (row.revision - 1, row.revision + 1, 0):
         decision = decided(queue, verb, revision, 2 + revision, rounds=9)
@@ -62,13 +62,13 @@ def test_a_conflict_is_stored_so_that_the_same_command_stays_a_conflict(queue):
         ({"args": []}, "the key args of a request is an object"),
     ],
 )  # fmt: skip
-def test_a_key_that_a_command_does_not_take_is_refused(more, words):
+def test_an_unknown_key_of_a_command_is_refused(more, words):
     with pytest.raises(SettingsError) as found:
         command_in({**ASKED, **more}, "alice")
     assert words in str(found.value)
 
 
-def test_a_command_without_a_revision_names_none():
+def test_a_request_without_the_key_rev_has_no_revision():
     assert command_in(ASKED, "alice").revision is None
     assert command_in({**ASKED, "rev": None}, "alice").revision is None
     assert command_in({**ASKED, "rev": 0, "args": {}}, "alice").revision == 0

@@ -17,7 +17,7 @@ from tests.support.small_federation import POLICY, assert_same, part, shard, sim
 PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
-def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tmp_path):
+def test_a_device_with_another_number_of_classes_is_refused_and_the_others_continue(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards={"device-2": replace(shard(2), classes=7)})
     run.run()
     assert run.service.finished
@@ -33,7 +33,7 @@ def test_a_device_that_joins_late_takes_part_from_the_next_round(tmp_path):
     assert run.service.finished and run.agents["device-2"].state.saved.answers
 
 
-def test_a_device_that_never_comes_back_holds_nobody_up_for_long(tmp_path):
+def test_a_device_that_never_returns_does_not_delay_the_run_for_long(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, patience_seconds=10_000.0))
     run.clock.call_at(1.6, lambda: run.kill("device-1"))
     run.run()
@@ -56,7 +56,7 @@ class Commands:
         pass
 
 
-def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(tmp_path):
+def test_a_round_ends_without_a_frozen_device_at_the_deadline_and_its_answer_is_late(tmp_path):
     watcher = Commands()
     policy = replace(PATIENT, patience_seconds=10.0)
     run = simulation(tmp_path, "fedavg", policy=policy, observers=[watcher])
@@ -71,7 +71,7 @@ def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(t
     assert late == [("device-1", 1), ("device-1", 2)]
 
 
-def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_path, caplog):
+def test_an_answer_that_is_too_large_is_refused_before_it_is_fetched(tmp_path, caplog):
     import torch
 
     def build(device, plan, data):
@@ -90,7 +90,7 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
     assert run.service.run.link.meter.frames["up"] < 1 << 20
 
 
-def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
+def test_a_device_that_cannot_follow_the_plan_reports_the_reason_and_leaves(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=PATIENT)
     run.service.run.plan.__class__.encode, honest = (
         (lambda self: b'{"method": "fedmagic"}'),
@@ -104,7 +104,7 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["put_bytes", "begin"])
-def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypatch, moment):
+def test_a_run_survives_a_full_disk_and_ends_with_the_same_bits(tmp_path, monkeypatch, moment):
     quiet = simulation(tmp_path / "quiet", "fedavg").run()
     full = simulation(tmp_path / "full", "fedavg", NetworkConditions())
     honest, calls = getattr(DeviceAnswers, moment), []
@@ -126,14 +126,14 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
     assert_same(quiet, full)
 
 
-def test_samples_without_any_validation_data_are_no_problem(tmp_path):
+def test_samples_without_validation_data_are_accepted(tmp_path):
     shards = {f"device-{i}": replace(shard(i), validation=part(0, 1, 0.0)) for i in range(3)}
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=shards)
     assert run.run().service.finished
 
 
-def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path):
-    """The waiting messages arrive at once when it goes on, before the broker says that it was replaced."""
+def test_a_frozen_coordinator_that_was_replaced_answers_no_hello(tmp_path):
+    """The waiting messages arrive at once when it continues, before the broker reports that it was replaced."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: len(run.service.run.participants.members) == 3)
     old = run.service
@@ -147,7 +147,7 @@ def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path
         old.take(hellos[0], run.clock.now)
 
 
-def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):
+def test_an_answer_is_on_the_disk_before_its_receipt_is_sent(tmp_path):
     run = simulation(tmp_path, "fedavg")
     send, early = run.service.run.link.send, []
 

@@ -1,4 +1,4 @@
-"""The settings of a coordinator that stays up, and the experiments that are submitted to it."""
+"""The settings of a coordinator that conducts submitted runs, and the experiments that are submitted to it."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def service():
     return ServiceSettings.of(table)
 
 
-def test_the_experiment_in_the_documents_can_be_submitted_and_names_all_keys_of_a_run():
+def test_the_documented_experiment_can_be_submitted_and_the_page_names_all_keys_of_a_run():
     page = PAGE.read_text()
     (text,) = re.findall(r"^```toml submitted\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert service().of_run("fedavg", text).rounds == 20
@@ -34,7 +34,7 @@ def test_the_experiment_in_the_documents_can_be_submitted_and_names_all_keys_of_
     assert set(re.findall(r"`(\w+)`", row.split("|")[1])) == OF_AN_EXPERIMENT - {"experiment"}
 
 
-def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_in_the_documents():
+def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_documented_service():
     run = service().of_run("red", EXPERIMENT)
     assert (run.name, run.rounds, run.federation, run.broker.host) == ("red", 2, "lab", "broker.lab")
 
@@ -64,13 +64,13 @@ def test_a_submitted_run_has_the_settings_of_its_experiment_and_of_the_service_i
         (EXPERIMENT + "#" * MOST_EXPERIMENT, "the limit is 65,536"),
     ],
 )
-def test_an_experiment_that_cannot_be_used_gets_one_line(text, words):
+def test_an_invalid_experiment_is_refused_in_one_line(text, words):
     with pytest.raises(SettingsError, match=re.escape(words)) as caught:
         service().of_run("red", text)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_names_no_run_has_no_keys_of_a_run():
+def test_a_file_without_a_run_name_must_not_have_keys_of_a_run():
     with pytest.raises(SettingsError, match="classes belongs to a run, and this file names no run"):
         ServiceSettings.of({"classes": 3})
 

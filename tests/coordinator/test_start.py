@@ -42,14 +42,14 @@ def test_a_restored_process_claims_above_each_proved_epoch_and_pauses_the_runs_o
     assert conduct.claimed == [NOW, NOW + 51, NOW + 91] and conduct.pauses == [True, False, False]
 
 
-def test_without_the_option_a_proof_ends_the_process_and_its_line_names_the_command(tmp_path):
+def test_without_the_option_a_proved_epoch_ends_the_process_and_the_error_names_the_command(tmp_path):
     conduct = Conducted(tmp_path, [NOW + 50])
     with pytest.raises(BehindError, match=f"coordinator FILE --restored --above {NOW + 50}`$"):
         claim_again(conduct, False, tmp_path, "sky")
     assert conduct.pauses == [False] and not epoch_file(tmp_path, "sky").exists()
 
 
-def test_a_signal_that_came_with_the_proof_ends_a_restored_process(tmp_path):
+def test_a_signal_that_arrives_with_the_proof_ends_a_restored_process(tmp_path):
     conduct = Conducted(tmp_path, [NOW + 50, NOW + 90], stopped_at=2)
     with pytest.raises(BehindError):
         claim_again(conduct, True, tmp_path, "sky")
@@ -78,7 +78,7 @@ def highest(result, queue=None):
     return highest_of_others(Told(result), 600.0, queue or ReceiveQueue(), lambda: False)
 
 
-def test_the_look_before_a_claim_says_the_highest_epoch_or_ends_the_process(caplog):
+def test_the_look_before_a_claim_returns_the_highest_epoch_or_ends_the_process(caplog):
     assert highest(Clear(NOW)) == NOW
     with pytest.raises(OutrankedError, match="^hall-2 leads$"):
         highest(Taken(SeenState(NOW, "red", State(True), False), "hall-2 leads"))

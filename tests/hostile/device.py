@@ -1,8 +1,8 @@
-"""A device that speaks bytes, honest by default.
+"""A device that is written from the protocol alone, honest by default (a raw device).
 
 It can also send wrong fields, orders and signatures, and repeats. It is a separate client over paho and the
-documented wire. Its honest script returns what the coordinator sent. That is a valid answer to every method
-whose answer has the shapes of the question.
+documented wire. Its honest script returns the arrays of the task. This is a valid answer for each method
+whose answer has the shapes of its task.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Device:
         self.prefix = f"protofleet/1/{who.federation}/"
         self.run, self.epoch, self.sequence, self.plan = "", 0, 0, b""
         self.heard: list[Heard] = []
-        self.answered: dict[tuple[int, str, bytes], Answer] = {}  # Each question and the answer to it.
+        self.answered: dict[tuple[int, str, bytes], Answer] = {}  # Each task and the answer to it.
         self.serves: dict[bytes, tuple[bytes, list[Any]]] = {}  # Object -> body and manifest.
         self.finished = threading.Event()
         self.closed: list[str] = []  # The reasons for which connections ended.
@@ -118,12 +118,12 @@ class Device:
         self._objects: dict[bytes, bytes] = {}
         self._coming: tuple[list[Any], dict[int, bytes]] | None = None
         self._task: tuple[int, str] | None = None
-        self._open: tuple[int, str, bytes] | None = None  # The question whose answer has no receipt yet.
+        self._open: tuple[int, str, bytes] | None = None  # The task whose answer has no receipt yet.
         self._said_at = 0.0  # The time of the last answer or of the last repeated message.
         self._client = self._paho(clean)
         self._thread = threading.Thread(target=self._live, name=f"raw {self.name}", daemon=True)
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> Device:
         self._thread.start()
@@ -132,7 +132,7 @@ class Device:
         return self
 
     def stop(self) -> None:
-        """End the device and close its connection in good order, so that the broker publishes no will."""
+        """End the device and close its connection in order, so that the broker publishes no will."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
@@ -148,7 +148,7 @@ class Device:
             self._client.socket().shutdown(2)  # type: ignore[union-attr]  # A connected client has a socket.
 
     def die(self) -> None:
-        """Break the connection for good: the broker publishes the will, and the device does not come back."""
+        """Break the connection permanently: the broker publishes the will, and the device does not return."""
         self._inbox.put(None)
         self._client.on_disconnect = None
         self._client.reconnect_delay_set(3600, 3600)
@@ -160,7 +160,7 @@ class Device:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    # -- what it says
+    # -- messages that it sends
 
     def header(self, kind: str, place: tuple[int, str, bytes] = (0, "", b""), **other: Any) -> wire.Header:
         with self._counting:  # Tests send messages in its name while its own thread sends others.
@@ -205,7 +205,7 @@ class Device:
         self.serves[made[0]] = (data, made)
         return made
 
-    # -- waiting for what it hears
+    # -- waiting for messages
 
     def wait(self, kind: str, check: Callable[[Heard], bool] = lambda h: True, since: int = 0) -> Heard:
         """Return the first message of a kind, from number `since` on, that passes the check."""
@@ -321,13 +321,15 @@ class Device:
             if len(here) % 64 == 0:
                 self._want(False)
             return
-        self._objects = {offer[0]: b"".join(here[i] for i in range(count))}  # It keeps the newest only.
+        self._objects = {
+            offer[0]: b"".join(here[i] for i in range(count))
+        }  # It keeps only the newest broadcast.
         self._coming = None
         assert self._task is not None
         self._do(Task(*self._task, offer[0], self._objects[offer[0]]))
 
     def _do(self, task: Task) -> None:
-        """Work on a task and send the answer; give the same answer to the same question."""
+        """Work on a task and send the answer; give the same answer to the same task."""
         if task.place not in self.answered:
             made = self.work(task)
             if made is None:

@@ -1,4 +1,4 @@
-"""A federation of real processes behind a secured Mosquitto; some of its devices may be raw ones."""
+"""A federation of real processes behind a secured Mosquitto; some of its devices may be raw devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Federation:
 
     `settings` go to every coordinator; the arguments of `coordinator` and `device` override them.
 
-    With `taken_over`, all parties connect to `proxy`, a broker in hostile hands. `broker` has further lines
+    With `taken_over`, all parties connect to `proxy`, a hostile broker. `broker` has further lines
     for the settings of the broker. Unless `forked` is set, each process starts as from a shell.
     """
 
@@ -89,7 +89,7 @@ class Federation:
             process.kill()
         self._ends.close()
 
-    # -- who takes part
+    # -- the parties
 
     def coordinator(
         self, ahead: float = 0.0, planted: str = "", out: int | None = None, through: Sequence[str] = (),
@@ -142,7 +142,7 @@ class Federation:
     def device(
         self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any
     ) -> Process:
-        """Start a device of the product that has pictures of its own."""
+        """Start a device of the product that has its own pictures."""
         data = self.folder / "pictures" / name
         if not data.exists():
             pictures(data, seed=len(self.processes))
@@ -155,7 +155,7 @@ class Federation:
         return self._start(name, "device", encode(made), ahead=ahead, planted=planted, through=through)
 
     def raw(self, name: str, work: Work = honest, **more: Any) -> Device:
-        """Start a device that speaks bytes, and return it."""
+        """Start a raw device, and return it."""
         made = Device(self.credentials(name), work, **more)
         self.raw_devices.append(made)
         return made.start()
@@ -176,7 +176,7 @@ class Federation:
         found = replace(self.broker.address, tls=self.fleet.tls(name))
         return replace(found, port=self.proxy.port) if self.proxy else found
 
-    # -- what became of it
+    # -- the results
 
     @property
     def run(self) -> Path:
@@ -268,4 +268,4 @@ class Federation:
 
 
 def _no_json(word: str) -> float:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")

@@ -1,6 +1,6 @@
 """Flood topics over a separate socket from a separate process: python -m tests.hostile.flooder '{...}'.
 
-It writes MQTT by hand, because paho would be no faster than the paho of the flooded party.
+It writes MQTT by hand, because paho would only be as fast as the paho of the flooded party.
 """
 
 from __future__ import annotations

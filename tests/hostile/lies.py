@@ -1,4 +1,4 @@
-"""One way for a device to get something wrong for each reason that the product knows, in bytes."""
+"""For each reason of a refusal that the product knows, one wrong behaviour of a raw device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Lie:
     work: Callable[[Device, Task], Answer | None]
     hello: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = True
-    counted: bool = True  # The coordinator counts it; a message that only devices read does it no harm.
+    counted: bool = (
+        True  # False if the coordinator does not count this lie, because only devices read such a message.
+    )
 
 
 def changed(change: Callable[[np.ndarray], Any]) -> Lie:
@@ -101,7 +103,7 @@ def answer_to(**place: Any) -> Lie:
 
 
 def leave(device: Device) -> None:
-    """Leave in good order, so that no round waits for the device, and do not come back."""
+    """Leave in order, so that no round waits for the device, and do not return."""
     device.says_hello = False
     device.say("bye", {"reason": "drained"})
 

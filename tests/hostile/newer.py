@@ -1,4 +1,4 @@
-"""The device that speaks bytes, with the messages that version 1.1 lets it take without a request."""
+"""The raw device with the forms of version 1.1, which can receive a broadcast without a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAN = ["inline", "many", "manifest"]
 
 
 class Newer(Device):
-    """A device that takes a broadcast of one block behind its task, also if the block comes first."""
+    """A device that accepts a broadcast of one block without a request, also if the block arrives before the task."""
 
     def __init__(self, *who: Any, **more: Any) -> None:
         super().__init__(*who, **{**more, "hello": {"can": CAN, **more.get("hello", {})}})

@@ -1,6 +1,6 @@
-"""A coordinator of version 1.0 that speaks bytes: written from docs/protocol.md as it was before 1.1.
+"""A coordinator of version 1.0 that is written from docs/protocol.md as it was before 1.1.
 
-It sends given questions to given devices, one after the other, and keeps their answers. It computes nothing.
+It sends given tasks to given devices, one after the other, and keeps their answers. It computes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OldCoordinator:
         self._client = self._paho()
 
     def conduct(self) -> None:
-        """Run until every device has answered every question and the broker has the final state."""
+        """Run until each device has answered each task and the broker has the final state."""
         self._client.connect(self.who.host, self.who.port, keepalive=30)
         self._client.loop_start()
         deadline = time.monotonic() + 2 * PATIENCE
@@ -72,7 +72,7 @@ class OldCoordinator:
         self._client.disconnect()
         self._client.loop_stop()
 
-    # -- what it says
+    # -- messages that it sends
 
     def _frame(self, kind: str, fields: Any, to: str = "*", round: int = 0, phase: str = "") -> bytes:
         self.sequence += 1
@@ -93,7 +93,7 @@ class OldCoordinator:
     def _publish(self, topic: str, frame: bytes) -> None:
         self._client.publish(self.prefix + topic, frame, qos=1)
 
-    # -- what it hears
+    # -- messages that it receives
 
     def _take(self, topic: str, frame: bytes) -> None:
         if topic == "connected":
@@ -129,7 +129,7 @@ class OldCoordinator:
             self._put(device)
 
     def _next(self) -> None:
-        """Ask the next question, or end the run."""
+        """Send the next task, or end the run."""
         if not self.asks:
             self._ask = None
             for device in self.devices:

@@ -1,11 +1,11 @@
-"""The live page of a coordinator, as a program reads it, and what a browser is asked about it."""
+"""The live page of a coordinator as a program reads it, and a script that a browser runs on it."""
 
 import json
 import urllib.request
 
 SOON = 10.0
 MARKUP = "<img src=x onerror=\"document.title='run by a device'\"><script>document.title='run by a device'</script>"
-# The lowest contrast of a visible text with what is behind it, and the text.
+# The lowest contrast of a visible text with its background, and the text.
 CONTRAST = """
 (() => {
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);

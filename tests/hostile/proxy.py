@@ -1,7 +1,7 @@
-"""A broker that was taken over: it has the broker's key, and stands before a Mosquitto that works well.
+"""A broker that was taken over: it has the broker's key, and forwards to an intact Mosquitto.
 
-Each party takes it for the real broker. It keeps all frames in both directions, and may drop them. It may
-tell a party anything, on any topic, at any time and any number of times. Only the signatures and seals of the
+For each party it is the real broker. It keeps all frames in both directions, and may drop them. It may send
+any frame to a party, on any topic, at any time and any number of times. Only the signatures and seals of the
 parties protect them against it.
 """
 
@@ -59,9 +59,9 @@ class Line:
 
 
 class TakenOver:
-    """A hostile broker. `passes` decides for each frame whether it goes on.
+    """A hostile broker. `passes` decides for each frame whether it is forwarded.
 
-    The sender of a dropped frame gets an acknowledgement all the same.
+    The sender of a dropped frame gets an acknowledgement too.
     """
 
     def __init__(self, broker: BrokerAddress, tls: Callable[[str], TlsFiles]) -> None:
@@ -169,7 +169,7 @@ class TakenOver:
 async def end_all(server: asyncio.Server) -> None:
     """End the server and every connection.
 
-    A task that is only forgotten complains when Python frees its memory.
+    asyncio logs an error for a task that is freed before its end.
     """
     server.close()
     tasks = asyncio.all_tasks() - {asyncio.current_task()}

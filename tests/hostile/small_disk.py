@@ -1,6 +1,6 @@
 """A real disk of a few MiB for a process.
 
-The test mounts it if it may; else the process gets a mount namespace of its own.
+The test mounts it if it may; otherwise the process gets its own mount namespace.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def _in_its_own_namespace(folder: Path, size: int) -> list[str]:
     through = [*OWN, "sh", "-c", MOUNT, str(size), str(folder)]
     tried = subprocess.run([*through, "true"], capture_output=True, text=True)
     if tried.returncode != 0:
-        words = f"a small disk takes root, or namespaces for users: {tried.stderr.strip()}"
+        words = f"a small disk needs root, or namespaces for users: {tried.stderr.strip()}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(words)
     return through

@@ -1,4 +1,4 @@
-"""A hostile broker keeps an honest device out for a while.
+"""A hostile broker can exclude an honest device for a limited time.
 
 It publishes on the topic of that device, or under invented names.
 """
@@ -35,7 +35,7 @@ def takes_part(f: Federation, name: str) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("words", [noise, repeat], ids=["noise", "repeats"])
-def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_path, words):
+def test_an_honest_device_that_a_hostile_broker_got_banned_takes_part_again_after_the_ban(tmp_path, words):
     rules = Policy(quorum=1, grace_seconds=1.0)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=rules) as f:
         assert f.proxy
@@ -60,7 +60,7 @@ def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_
         assert not banned(f) and "Traceback" not in f.log_of(third)
 
 
-def test_a_broker_that_invents_names_meets_one_pause_and_no_error_of_ours(tmp_path):
+def test_frames_of_a_broker_under_invented_names_cause_one_pause_and_no_internal_error(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=Policy(quorum=2)) as f:
         assert f.proxy
         coordinator = f.coordinator()

@@ -1,4 +1,4 @@
-"""A signed answer to the open question counts as an answer, even if it is unreadable.
+"""A signed answer to the open task counts as an answer, even if it is unreadable.
 
 The coordinator refuses it, counts it once and does not wait for another one.
 """
@@ -74,7 +74,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """Run all broken answers at once beside one honest device, without a deadline for stragglers."""
+    """Run all broken answers at once together with one honest device, without a deadline for stragglers."""
     names = list(BROKEN)
     policy = Policy(
         quorum=1, gather=len(names) + 1, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0,
@@ -90,7 +90,7 @@ def finished_run(tmp_path_factory):
         return Story(code, seconds, f.rounds(), verdicts, f.log_of(coordinator))
 
 
-def test_no_phase_waits_for_who_has_answered_with_nonsense(finished_run):
+def test_no_phase_waits_for_a_device_with_an_unreadable_answer(finished_run):
     assert finished_run.code == 0 and "Traceback" not in finished_run.log, finished_run.log[-2000:]
     assert [line["round"] for line in finished_run.rounds] == [
         1,
@@ -99,41 +99,45 @@ def test_no_phase_waits_for_who_has_answered_with_nonsense(finished_run):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_answer_that_cannot_be_read_is_refused_with_its_reason(finished_run, name):
+def test_an_unreadable_answer_is_refused_with_its_reason(finished_run, name):
     assert {verdict for verdict, _ in finished_run.verdicts[name]} == {"refused"}
     assert all(words.startswith(f"{BROKEN[name][1]}: ") for _, words in finished_run.verdicts[name])
 
 
-def test_each_is_counted_once_under_its_reason(finished_run):
+def test_each_unreadable_answer_is_counted_once_under_its_reason(finished_run):
     expected = Counter(reason for _, reason in BROKEN.values())
-    assert [line["rejected"] for line in finished_run.rounds] == [expected, expected], "one question a round"
+    assert [line["rejected"] for line in finished_run.rounds] == [expected, expected], (
+        "there is one task in each round"
+    )
 
 
-def boxed_in(box, size):
+def with_manifest_object(box, size):
     """Return an answer that names this object as the place of its manifest."""
     return Answer(fields={"arrays": None, "manifest": [bytes([7]) * 32, size, bytes([1]) * 32, box]})
 
 
-def test_an_answer_whose_manifest_lies_in_no_manifest_is_refused_whether_that_is_new_or_here(tmp_path):
+def test_an_answer_whose_manifest_object_contains_no_manifest_is_refused(tmp_path):
     policy = Policy(
         quorum=1, gather=3, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0, settle_seconds=120.0
     )
     with Federation(tmp_path, "one", "earlier", "new", rounds=2, policy=policy) as f:
         coordinator, bodies = f.coordinator(), []
 
-        def says_what_is_here(task):
+        def names_a_stored_object(task):
             bodies.append(task.body)
             return (
-                honest(task) if task.place[:2] != (2, "train") else boxed_in(wire.manifest(bodies[0]), 1000)
+                honest(task)
+                if task.place[:2] != (2, "train")
+                else with_manifest_object(wire.manifest(bodies[0]), 1000)
             )
 
-        def says_what_is_new(task):
+        def names_a_new_object(task):
             if task.place[:2] != (2, "train"):
                 return honest(task)
-            return boxed_in(new.offer(wire.body({"manifest": np.zeros(9, np.uint8)})), 1000)
+            return with_manifest_object(new.offer(wire.body({"manifest": np.zeros(9, np.uint8)})), 1000)
 
-        one, earlier = f.raw("one"), f.raw("earlier", says_what_is_here, again=0.5)
-        new = f.raw("new", says_what_is_new, again=0.5)
+        one, earlier = f.raw("one"), f.raw("earlier", names_a_stored_object, again=0.5)
+        new = f.raw("new", names_a_new_object, again=0.5)
         assert f.wait_for_end(coordinator, PATIENCE_SECONDS / 2) == 0, f.last_words()
         assert {v for v, _ in one.verdicts()} == {"accepted"}
         for device in (earlier, new):

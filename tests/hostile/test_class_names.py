@@ -37,10 +37,10 @@ def by_hash(f: Federation, name: str) -> Device:
     return f.raw(name, hello={"can": ["names"], "names_hash": digest_of(OTHER)})
 
 
-def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tmp_path):
+def test_both_sides_refuse_other_names_and_the_run_continues_with_a_device_of_minor_version_0(tmp_path):
     """The settings give the names.
 
-    Of three real devices one is odd. One raw device has minor version 0, and the others are liars.
+    One of three real devices has other names. One raw device has minor version 0, and the others are liars.
     """
     names = ["a", "b", "odd", "old", "hash", *HOSTILE]
     with Federation(tmp_path, *names, policy=replace(POLICY, gather=3), class_names=NAMES, rounds=2) as f:
@@ -63,16 +63,16 @@ def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tm
         assert f"odd cannot take part: its classes have other names: {words}" in log
         assert log.count("old sends no class names, so nothing shows") == 1
         told = [h.fields["about"] for h in old.heard if h.kind == "welcome"]
-        assert told and not any("names" in about for about in told), "it does not know the form"
+        assert told and not any("names" in about for about in told), "the device does not support the form"
         assert any("old" in line["participants"] for line in f.rounds())
         assert not any("odd" in line["participants"] or "hash" in line["participants"] for line in f.rounds())
-        assert {h.kind for device in liars for h in device.heard} <= {"state"}, "nobody talks to them"
+        assert {h.kind for device in liars for h in device.heard} <= {"state"}, "they get no message"
         assert "Traceback" not in log and "\x1b" not in log
         assert not any(line.startswith("2026-01-01 INFO all is well") for line in log.splitlines())
 
 
-def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp_path):
-    """The settings give no names, and the liar is the first to come."""
+def test_the_names_of_a_majority_are_fixed_and_the_next_coordinator_knows_them(tmp_path):
+    """The settings give no names, and the liar comes first."""
     with Federation(tmp_path, "a", "b", "liar", "late", policy=POLICY, rounds=400) as f:
         first = f.coordinator()
         liar = f.raw("liar", hello={"can": ["names"], "names": OTHER})
@@ -95,8 +95,8 @@ def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp
         assert "Traceback" not in f.log_of(first) + f.log_of(second)
 
 
-def test_a_device_leaves_a_run_whose_classes_have_other_names_by_itself(tmp_path):
-    """The coordinator of this run compares no names."""
+def test_a_device_leaves_a_run_whose_plan_has_other_class_names(tmp_path):
+    """The coordinator of this run does not compare the names."""
     with Federation(tmp_path, "odd", policy=POLICY, class_names=NAMES) as f:
         zebras(f, "odd")
         coordinator, odd = f.coordinator(planted=JUDGES_NOTHING), f.device("odd")

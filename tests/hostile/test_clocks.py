@@ -1,4 +1,4 @@
-"""Wrong clocks, and numbers that only a wrong clock or a thief sends, keep no device out for good."""
+"""Wrong clocks, and numbers that only a wrong clock or a thief sends, exclude no device permanently."""
 
 import time
 
@@ -57,7 +57,7 @@ def rejected(f, reason):
     return f.metrics().get(f'protofleet_rejected_total{{reason="{reason}"}}', 0.0)
 
 
-def test_a_stolen_key_that_said_the_highest_boot_of_all_is_rejected_and_told_why(tmp_path):
+def test_a_thief_with_the_highest_boot_is_rejected_with_a_reason(tmp_path):
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         coordinator = f.coordinator()
         with Device(f.credentials("one"), boot=(1 << 63) - 1) as thief:
@@ -68,7 +68,7 @@ def test_a_stolen_key_that_said_the_highest_boot_of_all_is_rejected_and_told_why
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(one) == 0, f.last_words()
 
 
-def test_a_stolen_key_whose_answer_was_accepted_harms_nobody_after_it_is_revoked(tmp_path):
+def test_a_revoked_key_whose_answer_was_accepted_does_not_block_the_device_with_new_keys(tmp_path):
     """The thief uses a boot that is still plausible.
 
     A coordinator accepts an answer with it, and is killed and started again later.
@@ -90,7 +90,7 @@ def test_a_stolen_key_whose_answer_was_accepted_harms_nobody_after_it_is_revoked
         assert [line["participants"] for line in f.rounds()] == [["one"]] * 4
 
 
-def test_a_board_whose_clock_was_ahead_gets_back_by_a_renewal(tmp_path):
+def test_a_device_whose_clock_was_ahead_returns_after_a_renewal(tmp_path):
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         coordinator = f.coordinator()
         for ahead in (10 * DAY, 0.0):  # Its count is still ahead when its clock is right again.
@@ -102,7 +102,7 @@ def test_a_board_whose_clock_was_ahead_gets_back_by_a_renewal(tmp_path):
         assert f.wait_for_end(one) == 0 and f.wait_for_end(coordinator) == 0, f.last_words()
 
 
-def test_a_device_takes_no_epoch_over_that_lies_far_ahead_and_serves_the_next_coordinator(tmp_path):
+def test_a_device_ignores_an_epoch_far_ahead_and_works_for_the_next_coordinator(tmp_path):
     """The operator set the coordinator's clock right and uses another folder, which lacks that epoch."""
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         wrong = f.coordinator(ahead=35 * DAY, name="spring")
@@ -114,10 +114,10 @@ def test_a_device_takes_no_epoch_over_that_lies_far_ahead_and_serves_the_next_co
         assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
 
 
-def test_a_device_that_holds_an_epoch_far_ahead_forgets_it_at_its_start(tmp_path):
+def test_a_device_that_stored_an_epoch_far_ahead_forgets_it_at_its_start(tmp_path):
     """A version without the check took the epoch over.
 
-    The same run goes on, and the same folder has the epoch too.
+    The same folder has the epoch too.
     """
     with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
         spring = f.coordinator(ahead=35 * DAY, name="spring")
@@ -130,7 +130,7 @@ def test_a_device_that_holds_an_epoch_far_ahead_forgets_it_at_its_start(tmp_path
         assert "the new epoch is taken from this clock" in f.log_of(summer)
 
 
-def test_a_run_that_a_fast_clock_began_goes_on_under_the_right_one(tmp_path):
+def test_a_run_that_began_under_a_fast_clock_continues_under_the_correct_clock(tmp_path):
     with Federation(tmp_path, "one", policy=ALONE, rounds=2) as f:
         wrong = f.coordinator(ahead=35 * DAY)
         (before,), held = held_in(f, 2, "one", planted=UNBOUNDED)
@@ -142,13 +142,15 @@ def test_a_run_that_a_fast_clock_began_goes_on_under_the_right_one(tmp_path):
         assert [line["round"] for line in f.rounds()] == [1, 2, 3]
 
 
-def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, monkeypatch):
+def test_a_device_forgets_an_epoch_far_ahead_when_its_clock_is_corrected(tmp_path, monkeypatch):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     clock = Dial(tmp_path / "clock", 0.0)
     with Federation(tmp_path, "one", policy=ALONE) as f:
         spring, one = f.coordinator(name="spring", rounds=1), f.device("one")
         assert f.wait_for_end(spring) == 0 and f.wait_for_end(one) == 0, f.last_words()
-        clock.turn(-2 * DAY)  # A clock behind its own earlier numbers judges no other party.
+        clock.turn(
+            -2 * DAY
+        )  # A party whose clock is behind its own earlier numbers does not check the numbers of others.
         f.settings |= {"name": "summer", "rounds": 4}
         wrong = f.coordinator(ahead=35 * DAY)
         (one,), held = held_in(f, 2, "one", planted=clock.planted)
@@ -161,7 +163,7 @@ def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, 
         assert "is forgotten" in f.log_of(one) and "which was corrected" in f.log_of(one)
 
 
-def test_a_device_whose_own_clock_was_ahead_says_what_frees_it_of_the_epoch_that_it_took_over(tmp_path):
+def test_a_device_whose_clock_was_ahead_reports_that_a_renewal_removes_the_epoch(tmp_path):
     clock = Dial(tmp_path / "clock", 35 * DAY)
     with Federation(tmp_path, "one", policy=ALONE, rounds=4) as f:
         wrong = f.coordinator(ahead=35 * DAY)
@@ -180,7 +182,7 @@ def test_a_device_whose_own_clock_was_ahead_says_what_frees_it_of_the_epoch_that
         assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
 
 
-def test_of_two_coordinators_of_one_second_one_ends_and_names_the_other(tmp_path):
+def test_one_of_two_coordinators_that_start_in_the_same_second_ends_and_names_the_other(tmp_path):
     frozen = f"import time; time.time = lambda: {int(time.time())}.5"
     with Federation(tmp_path, "one", policy=ALONE, rounds=2) as f:
         # None of them looks whether another one leads, like the coordinators of earlier releases.

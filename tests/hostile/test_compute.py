@@ -77,11 +77,11 @@ def test_more_prototypes_than_a_device_can_have_are_refused_and_never_clustered(
             join(f, name, few(16), 10)
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert [verdict for verdict, _ in liar.verdicts()][0] == "refused", (
-            "as too large, before it is fetched"
+            "the answer is too large, and is refused before it is fetched"
         )
 
 
-def test_clustering_for_longer_than_the_watchdog_waits_ends_no_coordinator(tmp_path):
+def test_clustering_for_longer_than_the_watchdog_time_does_not_end_the_coordinator(tmp_path):
     network = Network("cnn4", feature_size=512)
     given = {"method": METHOD, "network": network, "size": 16, "policy": Policy(quorum=2, gather=2)}
     with Federation(tmp_path, "liar", "b", rounds=1, **given) as f:
@@ -90,4 +90,4 @@ def test_clustering_for_longer_than_the_watchdog_waits_ends_no_coordinator(tmp_p
         join(f, "b", few(512), 10)
         assert f.wait_for_end(coordinator, 300) == 0, f.last_words()
         assert ("accepted", "") in liar.verdicts()
-        assert max(line["seconds"] for line in f.rounds()) > WATCHED, "or nothing is shown"
+        assert max(line["seconds"] for line in f.rounds()) > WATCHED, "without this, the test shows nothing"

@@ -15,7 +15,7 @@ def acknowledges_no_topic(party, packet):
     return bytes([SUBACK << 4, 3]) + packet[2:4] + b"\0"
 
 
-def test_packets_that_our_code_fails_at_are_counted_and_said_once(tmp_path):
+def test_broker_packets_that_cause_internal_errors_are_counted_and_logged_once(tmp_path):
     with Federation(tmp_path, "one", taken_over=True, rounds=1, policy=RULES) as f:
         f.proxy.alters = acknowledges_no_topic
         coordinator = f.coordinator()

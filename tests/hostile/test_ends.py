@@ -1,4 +1,4 @@
-"""A party that is told to end while one of its threads computes ends in good order, without a core dump."""
+"""A party that must end while one of its threads computes ends in order, without a core dump."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.hostile.federation import Federation
 LONG = 1000  # Epochs; they take longer than the test.
 
 
-def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
+def test_a_device_that_gets_sigterm_during_its_training_ends_in_order(tmp_path):
     with Federation(tmp_path, "one", policy=Policy(quorum=1)) as f:
         f.coordinator(method={"name": "fedavg", "lr": 0.02, "epochs": LONG})
         status = tmp_path / "status.json"
         device = f.device("one", status=str(status))
-        f.wait_until(lambda: (found := read_status(status)) and found.working, "it to train")
+        f.wait_until(lambda: (found := read_status(status)) and found.working, "the device to train")
         device.say(signal.SIGTERM)
         assert f.wait_for_end(device) == 128 + signal.SIGTERM, f.log_of(device)
         assert f.log_of(device).splitlines()[-1] == "protofleet: ended in good order by SIGTERM"
@@ -35,7 +35,7 @@ fedlsa.anchor_cross_entropy = said
 """
 
 
-def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
+def test_a_coordinator_that_gets_sigterm_during_its_training_ends_in_order(tmp_path):
     with Federation(tmp_path, "one", policy=Policy(quorum=1)) as f:
         trains = tmp_path / "trains"
         coordinator = f.coordinator(
@@ -60,7 +60,7 @@ CoordinatorService.take = fails
 """
 
 
-def test_an_error_of_our_own_is_seen_and_no_core_dump_while_a_thread_computes(tmp_path):
+def test_an_internal_error_is_logged_without_a_core_dump_while_a_thread_computes(tmp_path):
     with Federation(tmp_path, "one", "two", policy=Policy(quorum=1)) as f:
         trains = tmp_path / "trains"
         coordinator = f.coordinator(
@@ -74,7 +74,7 @@ def test_an_error_of_our_own_is_seen_and_no_core_dump_while_a_thread_computes(tm
         assert f.log_of(coordinator).splitlines()[-1].strip() == "RuntimeError: a fault of our own"
 
 
-def test_a_device_that_says_in_the_middle_of_a_run_that_it_is_over_is_no_good_end(tmp_path):
+def test_a_bye_with_the_reason_finished_before_the_end_of_the_run_is_counted_as_other(tmp_path):
     with Federation(tmp_path, "one", "two", rounds=1, policy=Policy(quorum=2, gather=2)) as f:
         coordinator = f.coordinator()
         f.raw("one", lambda task: None)
@@ -82,5 +82,5 @@ def test_a_device_that_says_in_the_middle_of_a_run_that_it_is_over_is_no_good_en
         two.wait("task")
         two.say("bye", {"reason": "finished"})
         series = 'protofleet_device_farewells_total{reason="%s"}'
-        f.wait_until(lambda: f.metrics()[series % "other"], "its word")
+        f.wait_until(lambda: f.metrics()[series % "other"], "its bye to be counted")
         assert f.metrics()[series % "finished"] == 0 and "two leaves: finished" in f.log_of(coordinator)

@@ -1,6 +1,6 @@
 """The verdict on an answer is final.
 
-The device of a judged answer delays no other device. It gets the same verdict each time it repeats the
+A device whose answer has a verdict delays no other device. It gets the same verdict each time it repeats the
 answer.
 """
 
@@ -17,12 +17,12 @@ PATIENT = Policy(quorum=2, gather=3, patience_seconds=300.0, settle_seconds=1.0,
 def refused(task):
     """Give an answer that is refused.
 
-    The device stays present, and answers each question at once.
+    The device stays present, and answers each task at once.
     """
     return Answer({"weights.none": np.zeros(3, np.float32)}) if task.phase == "train" else honest(task)
 
 
-def test_a_device_whose_answers_are_refused_holds_no_phase_open(tmp_path):
+def test_a_device_whose_answers_are_refused_delays_no_phase(tmp_path):
     with Federation(tmp_path, "one", "two", "wrong", policy=PATIENT, rounds=3) as f:
         coordinator = f.coordinator()
         one, wrong = f.raw("one"), f.raw("wrong", refused, again=0.5)
@@ -36,11 +36,11 @@ def test_a_device_whose_answers_are_refused_holds_no_phase_open(tmp_path):
         judged = {number: told.index(("receipt", number)) for kind, number in told if kind == "receipt"}
         asked_again = [told[at] for number, at in judged.items() if ("task", number) in told[at:]]
         assert len(judged) == 3 and not asked_again, (
-            "before that, once more for each hello that crosses the ask"
+            "before its verdict, a device may get the task again after a hello"
         )
 
 
-def test_an_answer_that_is_said_again_after_its_round_is_still_accepted(tmp_path):
+def test_an_answer_that_is_sent_again_after_its_round_is_accepted_again(tmp_path):
     with Federation(tmp_path, "one", "two", policy=Policy(quorum=2), rounds=3) as f:
         coordinator = f.coordinator()
         one = f.raw("one")

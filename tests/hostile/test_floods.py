@@ -1,4 +1,4 @@
-"""Devices that flood behind a real Mosquitto: the coordinator ignores them, and the others' run goes on."""
+"""Devices that flood behind a real Mosquitto: the coordinator ignores them, and the run of the others continues."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def flooding(f: Federation, name: str, *topics: str, frames=(JUNK,), rate: float
     command = [sys.executable, "-m", "tests.hostile.flooder", json.dumps(told)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flooder:
         try:
-            assert flooder.stdout and flooder.stdout.readline(), "it floods"
+            assert flooder.stdout and flooder.stdout.readline(), "the flooder must send frames"
             yield
-            assert flooder.poll() is None, "it has flooded to the end"
+            assert flooder.poll() is None, "the flooder must run to the end"
         finally:
             flooder.kill()
 
 
-def test_two_devices_that_flood_hold_no_run_still(tmp_path):
+def test_two_devices_that_flood_do_not_stop_the_run(tmp_path):
     """Without floods these rounds take a few seconds; before names were banned, no round ended in 200 s."""
     with Federation(tmp_path, "a", "b", "shouter", "crier", rounds=7, policy=TOGETHER) as f:
         coordinator = f.coordinator()
@@ -55,7 +55,7 @@ def test_two_devices_that_flood_hold_no_run_still(tmp_path):
         assert len("".join(log)) < 20_000
 
 
-def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
+def test_a_ban_survives_a_restart_and_ends_with_the_command_unban(tmp_path, capsys):
     policy = Policy(
         quorum=3, gather=3, straggler_factor=0.0
     )  # The last round has no quorum; without a straggler factor it waits for all devices too.
@@ -87,7 +87,7 @@ def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
         assert [line["participants"] for line in f.rounds()] == [["a", "b", "shouter"]] * 3
 
 
-def test_a_want_that_names_thousands_of_objects_for_nothing_costs_no_work(tmp_path):
+def test_a_want_that_repeats_an_object_thousands_of_times_is_refused(tmp_path):
     with Federation(tmp_path, "bad", rounds=1) as f:
         coordinator = f.coordinator()
         bad = f.raw("bad", lambda task: None)

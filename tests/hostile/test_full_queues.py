@@ -26,7 +26,9 @@ from tests.hostile.flooder import packet, text
 MEMORY = 512 << 20
 DEVICES = [f"d{i}" for i in range(16)]
 BLOCK = os.urandom(1 << 16)
-IDLE_SECONDS = 95  # Until Mosquitto closes a connection that never says CONNECT, as docs/security.md says.
+IDLE_SECONDS = (
+    95  # Until Mosquitto closes a connection that never sends CONNECT; docs/security.md states the same time.
+)
 SLOW_MACHINE_SECONDS = 5.0
 SECURITY_PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 DAY = b"\x11" + struct.pack(">I", 86_400)  # The session expiry interval, one day in seconds.
@@ -109,10 +111,10 @@ def resident(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.slow
-def test_all_devices_that_read_nothing_leave_the_broker_room_for_the_coordinator(tmp_path):
+def test_devices_that_read_no_messages_leave_the_broker_memory_for_the_coordinator(tmp_path):
     """A third stay connected and read nothing, at QoS 0 and at QoS 1.
 
-    A third go away, and their sessions stay.
+    A third disconnect, and their sessions stay.
     """
     try:
         find_broker("mosquitto")
@@ -148,7 +150,7 @@ def seconds_until_closed(connection: socket.socket, began: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # It waits for a minute and a half, so it must not be the last test.
-def test_a_connection_that_never_finishes_tls_is_closed_in_the_time_that_the_page_says(tmp_path):
+def test_a_connection_that_never_completes_tls_is_closed_after_the_documented_time(tmp_path):
     """Each such connection takes one of the 2,000 of the broker until then."""
     assert f"takes one of the 2,000 connections for {IDLE_SECONDS} s (measured)" in SECURITY_PAGE.read_text()
     try:
@@ -169,7 +171,7 @@ def test_a_connection_that_never_finishes_tls_is_closed_in_the_time_that_the_pag
 
 @pytest.mark.parametrize("memory", [1 << 30, 2 << 30, 16 << 30])
 @pytest.mark.parametrize("devices", [1, 4, 16, 17, 64, 100, 383, 5000])
-def test_the_queues_of_all_devices_fit_or_the_memory_that_they_need_is_known(memory, devices):
+def test_the_queues_of_all_devices_fit_into_the_memory_or_the_needed_memory_is_known(memory, devices):
     limits = queue_limits(memory, devices)
     assert limits.devices >= devices and queue_limits(memory, limits.devices) == limits
     together = limits.devices * (limits.bytes + 3 * mosquitto.PACKET) + limits.bytes

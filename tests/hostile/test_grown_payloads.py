@@ -1,4 +1,4 @@
-"""A message outgrows the packet limit of the broker in the middle of a run: it waits, and the run goes on."""
+"""A message becomes larger than the packet limit of the broker during a run: it waits, and the run continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def restart(f, *lines):
     f.broker.start()
 
 
-def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_another(tmp_path):
+def test_a_broadcast_above_the_packet_limit_of_a_restarted_broker_waits_for_a_larger_limit(tmp_path):
     settings = {"network": LARGE, "method": FEDPLCC, "policy": RULES, "rounds": 2}
     with Federation(tmp_path, "one", "two", **settings) as f:
         coordinator = f.coordinator(planted=SLOW.format(str(tmp_path / "go")))
@@ -42,7 +42,7 @@ def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_ano
         f.wait_until(lambda: f.answers() and f.metrics().get(ACCEPTED) == 2, "both answers")
         before = f.metrics()[HELLOS]
         restart(f, f"max_packet_size {LEAST}")
-        f.wait_until(lambda: f.metrics().get(HELLOS, 0) >= before + 2, "everybody to be back")
+        f.wait_until(lambda: f.metrics().get(HELLOS, 0) >= before + 2, "all devices to be back")
         (tmp_path / "go").touch()
         said = f"so each block has 2048 bytes, but the broker accepts packets of {LEAST}; raise its limit to 6144"
         f.wait_until(lambda: said in f.log_of(coordinator), "an attempt")
@@ -54,7 +54,7 @@ def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_ano
         assert "no answer from" not in f.log_of(coordinator)
 
 
-def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_another(tmp_path):
+def test_an_answer_above_the_only_packet_limit_that_its_device_knows_waits_for_a_larger_limit(tmp_path):
     settings = {"network": LARGE, "method": FEDPLCC, "rounds": 1, "broker": [f"max_packet_size {LEAST}"]}
     rules = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
     with Federation(tmp_path, "one", policy=rules, **settings) as f:
@@ -70,7 +70,7 @@ def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_a
         assert f.wait_for_end(device) == 0, device.last_word()
 
 
-def test_a_device_of_the_first_version_hears_why_it_can_take_no_further_part(tmp_path):
+def test_a_device_of_minor_version_0_gets_the_reason_why_it_cannot_take_part_any_more(tmp_path):
     """The manifest of round 2's broadcast is an object, at a broker that has never taken larger packets."""
     fedsa = {"name": "fedsa", "lr": 0.02, "anchors": "random"}
     settings = {"network": Network("mlp", embedding_size=4000), "method": fedsa, "rounds": 2}

@@ -1,4 +1,4 @@
-"""Answers at which a server half fails, none of them the farthest from the others.
+"""An answer makes the server half fail, although it is not the farthest from the others.
 
 The coordinator finds the guilty device by trial.
 """
@@ -23,7 +23,7 @@ import time
 import protofleet.methods.fedavg as fedavg
 mean = fedavg.weighted_mean
 def fails(replies, wants):
-    time.sleep(0.3)  # so that a kill falls into it
+    time.sleep(0.3)  # Time for a kill.
     found = mean(replies, wants)
     if any(float(r.payload[n].reshape(-1)[0]) == {STRIKE} for r in replies for n in wants):
         FAIL
@@ -78,12 +78,12 @@ def run(folder, how, kill_at=""):
 
 
 @pytest.mark.parametrize("how", FAILS)
-def test_who_a_server_half_fails_at_is_put_aside_and_not_who_is_farthest(tmp_path, how):
+def test_the_answer_that_makes_the_server_half_fail_is_put_aside_and_not_the_farthest_one(tmp_path, how):
     used, _ = run(tmp_path, how)
     assert used == [*NAMES]
 
 
-def test_a_coordinator_that_is_killed_while_it_tries_or_repeats_comes_to_the_same_bits(tmp_path):
+def test_a_coordinator_that_is_killed_during_trials_or_the_repetition_ends_with_the_same_bits(tmp_path):
     places = {"none": "", "trying": "trying round 2", "repeating": "back to round 2"}
     found = {name: run(tmp_path / name, "raises", words) for name, words in places.items()}
     assert found["none"][0] == [*NAMES]

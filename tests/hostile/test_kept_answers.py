@@ -1,4 +1,4 @@
-"""A device joins late and another one is removed or enrolled again, in a run that asks each device once."""
+"""A device joins late and another one is removed or enrolled again, in a run in which each device gets one task."""
 
 import shutil
 from dataclasses import replace
@@ -34,7 +34,7 @@ def state_of(run):
 
 
 @pytest.mark.slow
-def test_a_late_device_is_asked_alone_and_nothing_of_a_removed_device_stays(tmp_path):
+def test_only_a_late_device_gets_the_next_task_and_no_data_of_a_removed_device_stays(tmp_path):
     settings = {"policy": TWO_AT_FIRST, "method": {"name": "fedncm"}, "codec": "off"}
     with Federation(tmp_path, "one", "two", "three", **settings) as f:
         first = f.coordinator()
@@ -56,7 +56,7 @@ def test_a_late_device_is_asked_alone_and_nothing_of_a_removed_device_stays(tmp_
 
 
 @pytest.mark.slow
-def test_a_device_that_is_enrolled_again_is_asked_again_and_nothing_of_its_old_answer_stays(tmp_path):
+def test_a_device_that_is_enrolled_again_gets_a_new_task_and_no_data_of_its_old_answer_stays(tmp_path):
     settings = {"policy": TWO_AT_FIRST, "method": {"name": "fedncm"}, "codec": "off"}
     with Federation(tmp_path, "one", "two", "three", **settings) as f:
         first = f.coordinator()
@@ -114,7 +114,7 @@ def blocks_of_two(f):
 
 
 def assert_head_of_a_run_of(f, *devices):
-    """Require the bits of another run, in which these devices are there from the beginning."""
+    """Require the bits of another run, in which these devices are present from the beginning."""
     second = f.coordinator(name="other", policy=replace(TWO_AT_FIRST, gather=len(devices)))
     again = [f.device(device) for device in devices]
     assert all(f.wait_for_end(process) == 0 for process in (second, *again)), f.last_words()

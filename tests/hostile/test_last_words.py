@@ -15,7 +15,7 @@ def hellos(f, device):
     return len(f.proxy.frames("hello", device, down=False))
 
 
-def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_are(tmp_path):
+def test_repeated_old_refusals_do_not_end_a_later_start_of_the_device(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
         strict = f.coordinator(name="strict", limits=CoordinatorLimits(examples=1))
         # The broker keeps each refusal and delivers none.
@@ -32,12 +32,12 @@ def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_a
         # Each refusal comes after the hello that the one before it may have caused.
         for number, refusal in enumerate(kept):
             tell_again(f, "real", [refusal])
-            f.stays(again.runs, f"it to run after refusal {number}", 3.0)
+            f.stays(again.runs, f"the device to run after refusal {number}", 3.0)
         f.coordinator()
         assert f.wait_for_end(again) == 0, again.last_word()
 
 
-def test_a_finished_that_is_lost_leaves_neither_device_nor_coordinator_hanging(tmp_path):
+def test_a_lost_finished_message_is_repeated_until_device_and_coordinator_have_ended(tmp_path):
     with Federation(tmp_path, "real", "other", taken_over=True, rounds=1, policy=BOTH) as f:
         lost = []
 
@@ -51,7 +51,7 @@ def test_a_finished_that_is_lost_leaves_neither_device_nor_coordinator_hanging(t
         coordinator, real, other = f.coordinator(), f.device("real"), f.device("other")
         assert f.wait_for_end(other) == 0, f.last_words()
         assert coordinator.child.poll() is None and real.child.poll() is None, (
-            "it waits for the one who was not told"
+            "it waits for the device that got no finished message"
         )
         f.wait_until(lambda: {"state", "finished"} <= set(lost), "both to be lost")
         f.proxy.passes = lambda frame: True  # The messages are repeated every 15 s.
@@ -60,11 +60,13 @@ def test_a_finished_that_is_lost_leaves_neither_device_nor_coordinator_hanging(t
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_coordinator_leaves_as_soon_as_its_devices_have_heard(tmp_path, stays):
+def test_a_coordinator_ends_as_soon_as_its_devices_have_received_finished(tmp_path, stays):
     with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
         coordinator, real = f.coordinator(), f.device("real", stays=stays)
         assert f.wait_for_end(coordinator) == 0, f"{f.last_words()}: it would stay for 150 s"
         farewell = f.proxy.frames("bye", "real", down=False)[0]
         said = f.proxy.seen[f.proxy.seen.index(farewell) :]
-        assert not [x for x in said if x.down and x.kind == "finished"], "it is said again after 15 s"
+        assert not [x for x in said if x.down and x.kind == "finished"], (
+            "no finished message is repeated after the bye"
+        )
         assert real.runs() if stays else f.wait_for_end(real) == 0

@@ -1,4 +1,4 @@
-"""Other programs beside a coordinator: one locks its index for a while, one stops reading its events."""
+"""Other programs on the machine of a coordinator: one locks its index, one stops reading its events."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def held(path, mode):
         db.execute("ROLLBACK")
 
 
-# This is as on NFS: there a program that only reads blocks a writer, and a program that writes blocks a reader.
+# As on NFS: a program that only reads blocks a writer, and a program that writes blocks a reader.
 WITHOUT_LOG = """
 from protofleet.protocol.storage.disk import Disk
 Disk.is_local = lambda self, folder: False
@@ -60,7 +60,7 @@ run.Run._resume = held
 @pytest.mark.parametrize(("mode", "planted"), [
     ("read", WITHOUT_LOG), ("exclusive", WITHOUT_LOG), ("exclusive", ""),
 ], ids=["read without a log", "written without a log", "written"])  # fmt: skip
-def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, planted):
+def test_a_coordinator_waits_while_another_program_locks_its_index(tmp_path, mode, planted):
     with Federation(tmp_path, "one", "two", rounds=5) as f:
         coordinator, gate = f.coordinator(planted=SHORT_WAITS + planted), []
 
@@ -84,7 +84,7 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, plant
         assert [line["round"] for line in f.rounds()] == list(range(1, 7))
 
 
-def test_a_program_that_reads_the_index_holds_nothing_up(tmp_path):
+def test_a_program_that_reads_the_index_does_not_delay_the_run(tmp_path):
     with Federation(tmp_path, "one", rounds=5) as f:
         coordinator, gate = f.coordinator(), []
         f.raw("one", lambda task: honest(task) if gate or task.round < 3 else None)
@@ -109,12 +109,12 @@ def unreadable(federation):
         yield coordinator
 
 
-def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_as_stuck(tmp_path):
+def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_by_the_watchdog(tmp_path):
     watchdog = 8.0
     with Federation(tmp_path, "one", rounds=100_000, watchdog_seconds=watchdog) as f:
         with unreadable(f) as coordinator:
             f.stays(coordinator.runs, "it to run", 2 * watchdog)
-        f.wait_until(lambda: "can be read again" in f.log_of(coordinator), "it to be read")
+        f.wait_until(lambda: "can be read again" in f.log_of(coordinator), "the index to be read")
         at = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) > at, "a round after the lock")
 
@@ -127,7 +127,7 @@ def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
         assert "database is held by another program" in last and "Traceback" not in f.log_of(coordinator)
 
 
-def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else_does(tmp_path):
+def test_an_answer_that_is_found_damaged_at_a_start_waits_for_a_locked_index(tmp_path):
     with Federation(tmp_path, "one", "two", policy=Policy(quorum=2)) as f:
         coordinator, works = f.coordinator(), []
         one = f.raw("one")
@@ -148,7 +148,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 4
 
 
-def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):
+def test_a_reader_of_events_that_ends_does_not_end_the_run(tmp_path):
     reader, writer = os.pipe()
     with Federation(tmp_path, "one") as f:
         coordinator = f.coordinator(out=writer)

@@ -1,4 +1,4 @@
-"""The words of strangers stand in the logs as plain text, and are never long."""
+"""Texts of unknown senders are in the logs as plain text, and are always short."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words_of(f: Federation, process) -> str:
     )
 
 
-def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tmp_path):
+def test_twenty_thousand_hostile_frames_write_few_log_lines_and_no_line_of_their_choice(tmp_path):
     """Before, these frames wrote 38 MB, in which a device could write any text."""
     with Federation(tmp_path, "a", "b", "liar", rounds=2, policy=TOGETHER) as f:
         coordinator = f.coordinator()
@@ -39,7 +39,7 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
         for number in range(30):  # So few frames do not cause a ban.
             liar.publish(liar.frame(NASTY, {"classes": 3}, sender=f"{NASTY}{number}"))
             liar.say("bye", {"reason": NASTY})
-        f.wait_until(lambda: "WARNING" in words_of(f, coordinator), "what it says to be in the log")
+        f.wait_until(lambda: "WARNING" in words_of(f, coordinator), "its texts to be in the log")
         before = memory_of(coordinator)
         forged = [liar.frame("hello", {}, sender=f"{NASTY}{number}", boot=number) for number in range(100)]
         liar.stop()
@@ -55,10 +55,10 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
         assert not [line for line in words.split("\n") if line.startswith("2026-01-01")]
 
 
-def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
+def test_a_device_logs_little_about_the_frames_of_a_hostile_broker(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=2) as f:
         real = f.device("real")
-        # The device gets no frame before the broker has accepted it; after that it says hello.
+        # The device gets no frame before the broker has accepted it; after that it sends a hello.
         f.wait_until(lambda: f.proxy.frames("hello", "real", down=False), "the device to be there")
         topic = f"protofleet/1/{f.name}/down/real"
         for number in range(2000):
@@ -69,7 +69,7 @@ def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
         assert f.log_of(real).count("rejected") < 100
 
 
-def test_names_that_nobody_knows_are_neither_logged_nor_kept(tmp_path, caplog):
+def test_unknown_names_are_not_logged_and_not_kept(tmp_path, caplog):
     fleet = enrol_federation(tmp_path / "enrolled", "meadow", ["a"])
     trust = load_enrolled(fleet.folder_of(COORDINATOR) / CURRENT, time.time()).trust
     known = KnownRecords(fleet.root / "records", trust)
@@ -78,7 +78,7 @@ def test_names_that_nobody_knows_are_neither_logged_nor_kept(tmp_path, caplog):
     assert not caplog.records and list(known) == ["a"]
 
 
-def test_a_record_that_is_spoilt_is_said_once_and_ends_nobody(tmp_path, caplog):
+def test_a_damaged_record_is_logged_once_and_ends_no_process(tmp_path, caplog):
     fleet = enrol_federation(tmp_path / "enrolled", "meadow", ["a", "b"])
     trust = load_enrolled(fleet.folder_of(COORDINATOR) / CURRENT, time.time()).trust
     known = KnownRecords(fleet.root / "records", trust)

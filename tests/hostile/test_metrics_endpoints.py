@@ -61,7 +61,7 @@ def threads_of(process):
     return next(int(line.split()[1]) for line in lines if line.startswith("Threads:"))
 
 
-def test_five_hundred_connections_that_say_little_hold_up_neither_scrapes_nor_probes(federation):
+def test_five_hundred_silent_connections_delay_no_scrape_and_no_probe(federation):
     coordinator = federation.coordinator()
     serves(federation, federation.metrics_port)
     federation.wait_until(partial(is_healthy, federation.metrics_port), "the coordinator to be connected")
@@ -78,7 +78,7 @@ def test_five_hundred_connections_that_say_little_hold_up_neither_scrapes_nor_pr
             assert threads_of(coordinator) <= before + 2
 
 
-def test_metrics_are_served_on_the_loopback_unless_the_settings_say_otherwise(federation):
+def test_metrics_are_served_on_the_loopback_by_default(federation):
     federation.coordinator()
     serves(federation, federation.metrics_port)
     with pytest.raises(urllib.error.URLError, match="refused"):
@@ -94,7 +94,7 @@ address = "127.0.0.3"
 """
 
 
-def test_a_deployed_device_is_scraped_at_the_address_of_the_fleets_file(federation, tmp_path, capsys):
+def test_a_deployed_device_serves_its_metrics_at_its_address_in_the_fleet_file(federation, tmp_path, capsys):
     port = free_port()
     (tmp_path / "fleet.toml").write_text(FLEET.format(port=port))
     shipped = device_settings(read_fleet(tmp_path / "fleet.toml"), federation.name, "board-1")
@@ -108,9 +108,7 @@ def test_a_deployed_device_is_scraped_at_the_address_of_the_fleets_file(federati
     assert "PASS loop" in capsys.readouterr().out
 
 
-def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback_of_its_container(
-    federation, tmp_path
-):
+def test_a_stack_serves_metrics_at_an_address_that_other_containers_can_reach(federation, tmp_path):
     """Prometheus does the same from another container: it uses a name whose address differs each time."""
     stack = Stack(tmp_path / "stack", with_devices(decode(Experiment, TINY), 1))
     prepare(stack)
@@ -121,13 +119,15 @@ def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback
     federation.coordinator(metrics_host=told.metrics_host)
     serves(federation, federation.metrics_port, "127.0.0.4")
     # The coordinator is healthy as soon as it is connected.
-    federation.wait_until(lambda: is_healthy(federation.metrics_port, "127.0.0.5"), "its health there")
+    federation.wait_until(
+        lambda: is_healthy(federation.metrics_port, "127.0.0.5"), "the coordinator to be healthy"
+    )
 
 
 @pytest.mark.parametrize(
     "headers", [{"X-Prometheus-Scrape-Timeout-Seconds": "10"}, {}], ids=["scraped", "looked_at"]
 )
-def test_a_coordinator_stays_for_the_scrape_that_sees_its_end_and_for_nobody_else(federation, headers):
+def test_a_coordinator_waits_for_the_scrape_after_its_end_only_if_a_scraper_was_there(federation, headers):
     coordinator = federation.coordinator(rounds=1, policy=Policy(quorum=1))
     serves(federation, federation.metrics_port)
     answer(federation.metrics_port, **headers)

@@ -1,4 +1,4 @@
-"""A coordinator is moved in the middle of a round, and its runs have the bits of runs that have stayed."""
+"""A coordinator is moved in the middle of a round, and its runs have the bits of runs that were not moved."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def hand_over(f, process, archive):
     return main(["hand-over", str(file), "--to", str(archive)])
 
 
-def test_a_queue_that_moves_in_a_round_has_the_bits_of_one_that_stays(f, capsys, tmp_path):
+def test_a_queue_that_is_moved_during_a_round_has_the_bits_of_a_queue_that_stays(f, capsys, tmp_path):
     operator = Operator(f, capsys)
     old = f.service(planted=WAITING.format(go=str(tmp_path / "go")))
     f.wait_until(f.answers, "the service")
@@ -72,7 +72,7 @@ def test_a_queue_that_moves_in_a_round_has_the_bits_of_one_that_stays(f, capsys,
     assert "Traceback" not in "".join(map(f.log_of, f.processes))
 
 
-def test_the_run_of_a_file_moves_and_a_second_copy_of_it_ends_the_first(f, capsys, tmp_path):
+def test_the_run_of_a_file_can_be_moved_and_a_second_copy_of_it_ends_the_first(f, capsys, tmp_path):
     go = tmp_path / "go"
     waits, settings = WAITING.format(go=str(go)), {"policy": POLICY, "rounds": 3, "name": "run"}
     old = f.coordinator(planted=waits, **settings)
@@ -83,7 +83,7 @@ def test_the_run_of_a_file_moves_and_a_second_copy_of_it_ends_the_first(f, capsy
     archive = ("--from", str(tmp_path / "run.tar"))
     new = f.coordinator(planted=waits, folder=str(tmp_path / "new"), options=archive, **settings)
     f.wait_until(lambda: "round 2" in f.log_of(new), "the second round")
-    f.stays(lambda: new.child.poll() is None, "the new coordinator goes on", 1.1)  # An epoch is a second.
+    f.stays(lambda: new.child.poll() is None, "the new coordinator to run", 1.1)  # An epoch is a second.
     blind = (*archive, "--own-broker")  # It does not look whether another coordinator leads.
     third = f.coordinator(planted=waits, folder=str(tmp_path / "third"), options=blind, **settings)
     assert f.wait_for_end(new) == 3

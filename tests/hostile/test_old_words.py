@@ -20,7 +20,7 @@ def tell_again(f, device, frames):
 
 
 def until_connected(f, device, times):
-    """Wait until a device has said this many hellos; it says them only after it has connected."""
+    """Wait until a device has sent this many hellos; it sends them only after it has connected."""
     f.wait_until(
         lambda: len(f.proxy.frames("hello", device, down=False)) >= times, f"hello {times} of {device}"
     )
@@ -30,7 +30,7 @@ def hellos(f, device):
     return len(f.proxy.frames("hello", device, down=False))
 
 
-def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tmp_path):
+def test_a_refusal_ends_a_device_once_and_not_when_a_broker_repeats_it(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
         strict = f.coordinator(name="strict", limits=CoordinatorLimits(examples=1))
         first = f.device("real")
@@ -46,24 +46,24 @@ def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tm
         assert [line["participants"] for line in f.rounds()] == [["real"]] * 2
 
 
-def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
+def test_repeated_messages_of_an_ended_run_do_not_end_a_device_that_waits_for_the_next_run(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
         coordinator, first = f.coordinator(name="spring"), f.device("real")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(first) == 0, f.last_words()
         kept = said_to(f, "real", "finished", "state")
         assert "finished" in {frame.kind for frame in kept}
         before, again = hellos(f, "real"), f.device("real")  # It may be connected before the next line runs.
-        # The broker has sent the coordinator's last state by itself.
+        # The broker has sent the last state of the coordinator, which is retained.
         until_connected(f, "real", before + 1)
         tell_again(f, "real", kept)
-        until_connected(f, "real", before + 2)  # 15 seconds later the device still asks.
+        until_connected(f, "real", before + 2)  # 15 seconds later the device repeats its hello.
         assert again.child.poll() is None, again.last_word()
         f.coordinator()
         assert f.wait_for_end(again) == 0, again.last_word()
         assert [line["participants"] for line in f.rounds()] == [["real"]] * 2
 
 
-def test_a_device_that_was_killed_before_it_heard_of_the_end_does_not_wait_for_ever(tmp_path):
+def test_a_device_that_was_killed_before_the_end_of_its_run_ends_after_a_limited_wait(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
         lost = []
         f.proxy.passes = lambda frame: (
@@ -82,7 +82,7 @@ def over(frame):
     return frame.kind == "finished" or (frame.kind == "state" and b"finished" in frame.data)
 
 
-def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twice(tmp_path):
+def test_a_restarted_device_that_gets_all_old_messages_again_repeats_no_work(tmp_path):
     with Federation(tmp_path, "real", "raw", taken_over=True, rounds=3, policy=BOTH) as f:
         gate = []
         # With that receipt the device would have nothing to repeat.
@@ -105,7 +105,7 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         assert [line["participants"] for line in f.rounds()] == [["raw", "real"]] * 4
         said = [line.split()[-1] for line in f.log_of(first).splitlines() + f.log_of(again).splitlines()
                 if "round 3 train: sending the update" in line]  # fmt: skip
-        assert len(said) >= 2 and len(set(said)) == 1, "the same question, the same answer"
+        assert len(said) >= 2 and len(set(said)) == 1, "the device sends the same answer to the same task"
 
 
 def joined(f, coordinator, device):

@@ -58,7 +58,7 @@ def test_a_second_coordinator_ends_with_one_line_that_names_the_first(each_world
     assert first.code is None and seen.leader.epoch == epoch
 
 
-def test_two_coordinators_that_start_at_once_end_as_one(each_world):
+def test_one_of_two_coordinators_that_start_at_once_ends_and_the_other_leads(each_world):
     seen = each_world.observe()
     pair = [each_world.start(name) for name in ("hall-1", "hall-2")]
     each_world.wait_until(lambda: any(host.code is not None for host in pair), "one of them to end")
@@ -67,7 +67,7 @@ def test_two_coordinators_that_start_at_once_end_as_one(each_world):
     led_by(each_world, seen, other)
 
 
-def test_a_coordinator_takes_over_and_the_first_ends_in_good_order_and_names_it(each_world):
+def test_a_coordinator_takes_over_and_the_first_ends_in_order_and_names_it(each_world):
     seen = each_world.observe()
     first = each_world.start("hall-1", run="spring")
     before = led_by(each_world, seen, first)
@@ -81,7 +81,7 @@ def test_a_coordinator_takes_over_and_the_first_ends_in_good_order_and_names_it(
     ]
 
 
-def test_a_repeated_request_to_end_ends_no_later_coordinator(world):
+def test_a_repeated_request_to_end_does_not_end_a_later_coordinator(world):
     seen = world.observe()
     first = world.start("hall-1")
     led_by(world, seen, first)
@@ -101,7 +101,7 @@ def test_a_repeated_request_to_end_ends_no_later_coordinator(world):
     assert world.wait_for_end(second) == 0 and "because hall-3 takes over" in second.last_line
 
 
-def test_a_killed_coordinator_starts_again_at_once_and_another_host_waits_five_seconds(each_world):
+def test_a_killed_coordinator_leads_again_at_once_and_another_host_waits_five_seconds(each_world):
     seen = each_world.observe()
     first = each_world.start("hall-1")
     begun = time.monotonic()
@@ -120,7 +120,7 @@ def test_a_killed_coordinator_starts_again_at_once_and_another_host_waits_five_s
     assert 4.5 < time.monotonic() - begun < usual + 9.0
 
 
-def test_a_coordinator_that_ended_in_good_order_keeps_no_other_host_waiting(world):
+def test_another_host_leads_at_once_after_a_coordinator_that_ended_in_order(world):
     seen = world.observe()
     first = world.start("hall-1")
     begun = time.monotonic()
@@ -134,7 +134,7 @@ def test_a_coordinator_that_ended_in_good_order_keeps_no_other_host_waiting(worl
     assert time.monotonic() - begun < usual + 2.0
 
 
-def test_somebody_who_listens_but_does_not_answer_delays_a_start_by_five_seconds(world):
+def test_a_listener_that_does_not_answer_delays_a_start_by_five_seconds(world):
     seen = world.observe()
     seen.listen_to_probes()
     first = world.start("hall-1")
@@ -143,7 +143,7 @@ def test_somebody_who_listens_but_does_not_answer_delays_a_start_by_five_seconds
     assert 4.5 < time.monotonic() - begun < 25
 
 
-def test_a_process_that_looks_ends_at_once_by_a_signal(world):
+def test_a_signal_ends_a_process_during_its_look_at_once(world):
     seen = world.observe()
     seen.listen_to_probes()
     first = world.start("hall-1")
@@ -206,7 +206,7 @@ def start_and_hold(world, seen, kind):
 
 
 @pytest.mark.parametrize("kind", ["of a run", "of a queue"])
-def test_a_coordinator_whose_set_up_takes_long_looks_again_and_leaves_the_one_that_leads_alone(world, kind):
+def test_a_coordinator_with_a_slow_set_up_looks_again_and_ends_if_another_one_leads(world, kind):
     seen = world.observe()
     first, second, gate = start_and_hold(world, seen, kind)
     epoch = seen.leader.epoch
@@ -217,7 +217,7 @@ def test_a_coordinator_whose_set_up_takes_long_looks_again_and_leaves_the_one_th
     assert {state.epoch for state in seen.seen} == {epoch}
 
 
-def test_a_coordinator_that_was_passed_by_one_that_is_gone_says_that_it_has_to_start_again(world):
+def test_a_coordinator_with_a_lower_epoch_than_an_ended_one_ends_and_asks_for_a_restart(world):
     seen = world.observe()
     first, second, gate = start_and_hold(world, seen, "of a queue")
     epoch = seen.leader.epoch
@@ -233,7 +233,7 @@ def test_a_coordinator_that_was_passed_by_one_that_is_gone_says_that_it_has_to_s
 
 @pytest.mark.parametrize("setting", ["metrics_port", "page_port"])
 @pytest.mark.parametrize("kind", ["of a run", "of a queue"])
-def test_a_coordinator_whose_port_is_in_use_takes_over_from_nobody(world, kind, setting):
+def test_a_coordinator_whose_port_is_in_use_ends_no_other_coordinator(world, kind, setting):
     seen = world.observe()
     first = world.start("hall-1")
     epoch = led_by(world, seen, first).epoch
@@ -245,7 +245,7 @@ def test_a_coordinator_whose_port_is_in_use_takes_over_from_nobody(world, kind, 
     assert first.code is None and all(state.online for state in states_of(seen, epoch))
 
 
-def test_a_coordinator_whose_disk_is_full_takes_over_from_nobody(world):
+def test_a_coordinator_whose_disk_is_full_ends_no_other_coordinator(world):
     seen = world.observe()
     first = world.start("hall-1")
     epoch = led_by(world, seen, first).epoch
@@ -268,7 +268,7 @@ def test_a_coordinator_with_an_unreadable_second_certificate_connects_again_afte
         assert sum("so it connects again" in line for line in first.lines) == 1
 
 
-def test_a_coordinator_whose_files_are_missing_for_a_moment_comes_back(tmp_path):
+def test_a_coordinator_whose_certificate_files_are_missing_for_a_moment_connects_again(tmp_path):
     with Coordinators(tmp_path, secured=True) as world:
         seen = world.observe()
         first = world.start("hall-1")
@@ -300,7 +300,7 @@ def test_an_unexpected_error_of_the_look_ends_the_process_with_one_line(world):
     )
 
 
-def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_birth(each_world):
+def test_a_coordinator_looks_and_sends_a_birth_after_a_foreign_client_took_its_name_once(each_world):
     seen = each_world.observe()
     first = each_world.start("hall-1")
     epoch = led_by(each_world, seen, first).epoch
@@ -312,7 +312,7 @@ def test_a_foreign_client_that_takes_the_name_once_is_followed_by_a_look_and_a_b
 
 
 @pytest.mark.parametrize("each_world", ["with certificates"], indirect=True)
-def test_a_foreign_client_that_takes_the_name_six_times_ends_the_coordinator_with_a_clear_line(each_world):
+def test_a_coordinator_ends_with_one_line_after_a_foreign_client_took_its_name_six_times(each_world):
     seen = each_world.observe()
     first = each_world.start("hall-1")
     epoch = led_by(each_world, seen, first).epoch
@@ -349,7 +349,7 @@ def test_an_old_will_after_the_birth_is_followed_by_another_birth(world):
 
 
 @pytest.mark.parametrize("each_world", ["with certificates"], indirect=True)
-def test_of_two_hosts_whose_service_managers_restart_them_one_leads_after_twenty_starts(each_world):
+def test_one_of_two_hosts_with_service_managers_leads_after_twenty_starts(each_world):
     """An operator starts a host again after exit code 3; the service manager does it after all other codes."""
     seen, dice = each_world.observe(), random.Random(1)
     hosts, ended_for_good = [each_world.start(name) for name in ("hall-1", "hall-2")], 0

@@ -1,6 +1,6 @@
 """One enrolled device that comes first, or repeated old hellos: no device ends or is refused because of them.
 
-Also many devices that wait because of the hello of one of them.
+The same holds for many devices that wait because of the hello of one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.hostile.device import Device
 from tests.hostile.federation import Federation
 
 
-def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordinator(tmp_path):
+def test_a_single_device_that_answers_a_future_round_does_not_end_the_coordinator(tmp_path):
     policy = Policy(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=6.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=2, policy=policy) as f:
         coordinator = f.coordinator()
@@ -24,15 +24,17 @@ def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordi
         bad.wait("welcome")
         seen = 'protofleet_older_copies_total{device="bad",whose="coordinator"}'
         bad.say("update", {"examples": 1, "metrics": {}, "arrays": wire.EMPTY}, (999, "train", b""))
-        f.wait_until(lambda: f.metrics().get(seen), "what it says to be counted")
-        f.stays(coordinator.runs, "it to run", min(LISTEN_SECONDS, policy.patience_seconds) + 3.0)
-        assert "know more of this run" not in f.log_of(coordinator), "one speaks for nobody else"
+        f.wait_until(lambda: f.metrics().get(seen), "its update to be counted")
+        f.stays(
+            coordinator.runs, "the coordinator to run", min(LISTEN_SECONDS, policy.patience_seconds) + 3.0
+        )
+        assert "know more of this run" not in f.log_of(coordinator), "one device alone is not believed"
         bad.stop()
         real = [f.device("one"), f.device("two")]
         assert f.wait_for_end(coordinator) == 0 and [f.wait_for_end(device) for device in real] == [0, 0]
 
 
-def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothing_is_fixed(tmp_path):
+def test_a_liar_that_comes_first_with_other_names_excludes_no_device_before_names_are_fixed(tmp_path):
     policy = Policy(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=4.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=2, policy=policy) as f:
         coordinator = f.coordinator()
@@ -53,8 +55,8 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
 
 
-def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_are_fixed(tmp_path):
-    """It says hello once, as a device does that gets a task in every round."""
+def test_a_device_that_came_first_with_other_names_is_refused_when_most_devices_agree(tmp_path):
+    """The device sends one hello, like a device that gets a task in each round."""
     policy = Policy(quorum=2, gather=3, settle_seconds=0.5, patience_seconds=2.0)
     with Federation(tmp_path, "odd", "one", "two", rounds=5, policy=policy) as f:
         coordinator = f.coordinator()
@@ -63,15 +65,15 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
         f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(coordinator), "it to take part")
         f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         f.wait_until(lambda: "one has other class names" in f.log_of(coordinator), "the next to wait")
-        time.sleep(policy.patience_seconds + 1.0)  # No other device has come, so it goes on waiting.
+        time.sleep(policy.patience_seconds + 1.0)  # No other device has come, so it continues to wait.
         f.raw("two", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
         assert "its classes have other names" in odd.wait("refusal").fields["reason"]
 
 
-def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_together(tmp_path):
-    """The coordinator is started again before anything is fixed, and hears the other device first."""
+def test_two_devices_with_different_class_names_never_train_together(tmp_path):
+    """The coordinator restarts before any names are fixed, and gets the hello of the other device first."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
     with Federation(tmp_path, "one", "odd", taken_over=True, rounds=100_000, policy=policy) as f:
         first = f.coordinator()
@@ -90,8 +92,8 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
         f.stays(lambda: all(len(line["participants"]) == 1 for line in f.rounds()), "each alone", 3.0)
 
 
-def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
-    """The first device learns alone as long as no other contradicts it; the open round may end."""
+def test_no_device_trains_alone_in_a_tie_of_class_names(tmp_path):
+    """The first device trains alone as long as no other device has other names; the open round may end."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=100_000, policy=policy) as f:
         coordinator = f.coordinator()
@@ -115,7 +117,7 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
         assert {name for line in f.rounds()[before:] for name in line["participants"]} <= {"one", "two"}
 
 
-def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_path):
+def test_hellos_of_an_earlier_run_that_a_broker_repeats_do_not_count_as_votes(tmp_path):
     policy = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
     old = {"names": ["square", "line", "circle"], "can": ["names"]}
     with Federation(tmp_path, "one", "two", "three", taken_over=True, rounds=1, policy=policy) as f:
@@ -149,7 +151,7 @@ def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_pat
         assert "cannot take part" not in f.log_of(summer) and "square, line, circle" not in f.log_of(summer)
 
 
-def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
+def test_each_of_many_waiting_devices_gets_one_welcome(tmp_path):
     half = 40
     names = [f"d{i:03d}" for i in range(2 * half + 1)]
     policy = Policy(quorum=2 * half, gather=2 * half, settle_seconds=5.0, patience_seconds=600.0)
@@ -180,7 +182,7 @@ def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
         def told():
             return [x for x in f.proxy.seen if not x.down and x.kind == "welcome"]
 
-        f.wait_until(lambda: len(told()) >= len(names), "everybody to be told")
+        f.wait_until(lambda: len(told()) >= len(names), "all devices to get a welcome")
         time.sleep(1.0)  # A second message to any device would follow the first at once.
         assert len(told()) == len(names) == len({x.header["recipient"] for x in told()})
         assert "Traceback" not in f.log_of(coordinator)

@@ -47,7 +47,7 @@ def counted(f):
     return {event["round"]: event["answers"] for event in f.events("counted")}
 
 
-def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_to_the_rounds_that_were_set(tmp_path, capsys):
+def test_a_paused_run_stays_paused_after_a_kill_and_then_continues_to_the_extended_rounds(tmp_path, capsys):
     with Federation(tmp_path, "one", "two", policy=BOTH, rounds=3) as f:
         coordinator, gate = f.coordinator(), []
 
@@ -82,7 +82,7 @@ def test_a_paused_run_stays_paused_after_a_kill_and_goes_on_to_the_rounds_that_w
 
 
 @pytest.mark.slow
-def test_a_run_that_was_paused_and_killed_has_the_bits_of_a_run_that_was_not(tmp_path, capsys):
+def test_a_run_that_was_paused_and_killed_has_the_bits_of_an_undisturbed_run(tmp_path, capsys):
     found = []
     for disturbed in (False, True):
         with Federation(tmp_path / str(disturbed), "one", "two", policy=BOTH, rounds=3) as f:
@@ -101,7 +101,7 @@ def test_a_run_that_was_paused_and_killed_has_the_bits_of_a_run_that_was_not(tmp
     assert found[0] == found[1] and len(found[0]) == 4
 
 
-def test_a_stopped_run_ends_at_once_and_does_not_go_on_after_a_restart(tmp_path, capsys):
+def test_a_stopped_run_ends_at_once_and_does_not_continue_after_a_restart(tmp_path, capsys):
     with Federation(tmp_path, "one", "two", policy=BOTH, rounds=4) as f:
         coordinator = f.coordinator()
         f.raw("one"), f.raw("two", lambda task: honest(task) if task.round < 2 else None)
@@ -119,7 +119,7 @@ def test_a_stopped_run_ends_at_once_and_does_not_go_on_after_a_restart(tmp_path,
         assert "run is over (stopped" in capsys.readouterr().err
 
 
-def test_a_command_that_is_sent_again_has_one_effect_and_a_bad_request_has_none(tmp_path, capsys):
+def test_a_repeated_command_has_one_effect_and_a_bad_request_has_none(tmp_path, capsys):
     with Federation(tmp_path, "one", policy=BOTH) as f:
         f.coordinator()
         folder = f.run / "coordinator"
@@ -143,7 +143,7 @@ def test_a_command_that_is_sent_again_has_one_effect_and_a_bad_request_has_none(
                 client = stack.enter_context(socket.socket(socket.AF_UNIX))
                 client.connect(short(stack, folder))
             f.stays(f.answers, "the coordinator to answer", 1.0)
-        wait_for_state(f, capsys, "paused")  # The silent clients are gone.
+        wait_for_state(f, capsys, "paused")  # The coordinator has closed the silent connections.
         with socket.socket(socket.AF_UNIX) as client, contextlib.ExitStack() as stack:
             client.connect(short(stack, folder))
             with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def held_in(f, least, *devices, planted=""):
 
 
 def begun_anew(f, first, name, devices, **more):
-    """Start a new run whose devices hear of it before they finish the task of the old run."""
+    """Start a new run whose welcome its devices get before they finish the task of the old run."""
     first.say(15)
     first.child.wait(60)
     f.settings["name"] = name
@@ -49,7 +49,7 @@ def begun_anew(f, first, name, devices, **more):
     asked = len(f.proxy.frames("task", down=True)) + devices
     second = f.coordinator(name=name, **more)
     f.wait_until(lambda: len(f.proxy.frames("welcome", down=True)) >= welcomed, "the new run's welcomes")
-    with contextlib.suppress(AssertionError):  # A task comes so soon only if one run is taken for the other.
+    with contextlib.suppress(AssertionError):  # A task arrives this early only if the runs are confused.
         f.wait_until(lambda: len(f.proxy.frames("task", down=True)) >= asked, "tasks", seconds=2)
     (f.folder / "go").touch()
     return second
@@ -62,7 +62,7 @@ def counted(f, process):
 
 
 @pytest.mark.parametrize("kind", ["same plan", "other plan", "same name"])
-def test_a_late_answer_to_a_run_that_was_stopped_does_not_end_the_next_one(tmp_path, kind):
+def test_a_late_answer_to_a_stopped_run_does_not_end_the_next_run(tmp_path, kind):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=3, policy=BOTH) as f:
         first = f.coordinator(name="spring")
         f.settings["name"] = "spring"
@@ -84,7 +84,7 @@ def test_a_late_answer_to_a_run_that_was_stopped_does_not_end_the_next_one(tmp_p
         assert {h["round"] for h in said[:2]} == {1} and {h["run"] for h in said} == {name}
 
 
-def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_same_plan(tmp_path):
+def test_a_device_uses_no_state_of_an_earlier_run_with_the_same_plan(tmp_path):
     with Federation(
         tmp_path, "one", taken_over=True, rounds=2, policy=ALONE, method={"name": "fedproto"}
     ) as f:
@@ -98,7 +98,7 @@ def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_sam
         said = [
             frame.header for frame in f.proxy.frames("update", down=False) if frame.header["run"] == "summer"
         ]
-        assert sorted(h["round"] for h in said) == [1, 2, 3], "one answer to one question"
+        assert sorted(h["round"] for h in said) == [1, 2, 3], "there is one answer to each task"
         assert counted(f, summer) == counted(f, autumn) != []
         assert "refused" not in f.log_of(device)
 
@@ -113,7 +113,7 @@ def smallest(f, name):
     return made
 
 
-def test_an_answer_without_a_receipt_is_not_said_to_a_coordinator_that_has_not_said_its_plan(tmp_path):
+def test_a_device_repeats_no_answer_to_a_coordinator_that_has_not_sent_its_plan(tmp_path):
     with Federation(tmp_path, "one", "small", taken_over=True, rounds=100_000, policy=BOTH) as f:
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "receipt")
         first, devices = f.coordinator(), [f.device("one"), smallest(f, "small")]
@@ -129,7 +129,7 @@ def test_an_answer_without_a_receipt_is_not_said_to_a_coordinator_that_has_not_s
             return [x for x in f.proxy.frames(kind, device, down=False) if x.header["epoch"] > ended]
 
         f.wait_until(lambda: min(len(said("hello", d)) for d in ("one", "small")) >= 2, "hellos 15 s apart")
-        assert not said("update"), "though they are said again after 5 s, and 10"
+        assert not said("update"), "updates are repeated after 5 s and 10 s"
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(second) == 0 and all(f.wait_for_end(d) == 0 for d in devices), f.last_words()
         assert "has answered round" not in f.log_of(second)

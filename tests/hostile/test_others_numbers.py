@@ -56,7 +56,7 @@ def joined(federation, name):
     federation.wait_until(lambda: heard_at(federation, name) and present(federation), f"{name} to take part")
 
 
-def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
+def test_invented_view_names_of_a_device_do_not_displace_those_of_other_devices(tmp_path):
     invented = {f"accuracy.test.view-{i}": 0.1 for i in range(200)}
     with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
         coordinator = f.coordinator()
@@ -68,8 +68,8 @@ def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
             assert line["accuracy"] == {"global": {"honest": 0.9, "liar": 0.1}}
 
 
-def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
-    """The series that alerts and the judge of a wave read comes from the honest device alone."""
+def test_a_device_cannot_use_the_domain_of_another_device_or_a_second_domain(tmp_path):
+    """Alerts and the check of a wave read a series that has only values of the honest device."""
     with Federation(tmp_path, "honest", "liar", rounds=100_000, policy=BOTH) as f:
         coordinator = f.coordinator()
         f.raw("honest", measuring(0.9), hello={"domain": "street"})
@@ -92,7 +92,7 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
         assert f.log_of(coordinator).count("which belongs to other devices") == 1
 
 
-def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp_path):
+def test_devices_that_the_settings_list_share_a_domain_in_any_order_of_hellos(tmp_path):
     limits = CoordinatorLimits(domains={"street": ("board-*",)})
     # With a straggler factor the last round, which has no quorum, would drop one of three after half a second.
     policy = Policy(quorum=3, gather=3, straggler_factor=0.0)
@@ -107,7 +107,7 @@ def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp
             assert line["accuracy"]["global"] == {"street": 0.625, "street (liar)": 0.0}
 
 
-def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
+def test_a_domain_is_kept_when_the_coordinator_is_restarted(tmp_path):
     with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
         first = f.coordinator()
         answers = {"honest": measuring(0.9), "liar": lambda task: None}
@@ -123,9 +123,7 @@ def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
         assert f.rounds()[-1]["accuracy"]["global"] == {"street": 0.9, "field": 0.1}
 
 
-def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_after_it_came(
-    tmp_path, capsys
-):
+def test_no_file_has_a_value_that_is_not_finite_also_after_a_kill_of_the_coordinator(tmp_path, capsys):
     odd = {
         "accuracy.test.global": float("inf"),
         "loss.test.global": float("-inf"),
@@ -158,7 +156,7 @@ evaluate.measure = lambda *given: (measure(*given)[0], {loss})
 
 
 @pytest.mark.parametrize("loss", [4.109220100685203e30, 2.0**63, 1e300, -(2.0**70), 12345678901.0])
-def test_a_device_of_ours_whose_loss_is_huge_takes_part_and_its_loss_is_passed_over(tmp_path, loss):
+def test_a_device_whose_loss_is_huge_takes_part_and_its_loss_is_left_out(tmp_path, loss):
     with Federation(tmp_path, "one", rounds=1) as f:
         coordinator, device = f.coordinator(), f.device("one", planted=DIVERGES.format(loss=loss))
         assert f.wait_for_end(coordinator) == f.wait_for_end(device) == 0, f.last_words()
@@ -167,7 +165,7 @@ def test_a_device_of_ours_whose_loss_is_huge_takes_part_and_its_loss_is_passed_o
         assert [*shown["loss"].get("global", {}).values()] == ([loss] if abs(loss) < 1e12 else [])
 
 
-def test_a_hello_that_is_said_again_is_seen_and_is_no_event(tmp_path):
+def test_a_repeated_hello_is_accepted_and_causes_no_event(tmp_path):
     with Federation(tmp_path, "restless", rounds=1, policy=Policy(quorum=2)) as f:
         coordinator = f.coordinator()
         restless = f.raw("restless", again=600.0)
@@ -176,16 +174,16 @@ def test_a_hello_that_is_said_again_is_seen_and_is_no_event(tmp_path):
             restless.greet()
         for _ in range(2):
             restless.say("bye", {"reason": "moved"})
-        f.wait_until(lambda: f.events("left"), "it to leave")
+        f.wait_until(lambda: f.events("left"), "the device to leave")
         restless.greet()
-        f.wait_until(lambda: len(f.events("joined")) == 2, "it to be back")
+        f.wait_until(lambda: len(f.events("joined")) == 2, "the device to join again")
         coordinator.say(signal.SIGTERM)
         f.wait_for_end(coordinator)
         said = [event["event"] for event in f.events() if event.get("device") == "restless"]
         assert said == ["joined", "left", "joined"]
 
 
-def test_a_domain_that_looks_like_markup_is_shown_as_it_is(tmp_path):
+def test_a_domain_that_looks_like_markup_is_shown_unchanged(tmp_path):
     with Federation(tmp_path, "one", rounds=1) as f:
         coordinator = f.coordinator()
         f.raw("one", measuring(0.5), hello={"domain": "[/x] :smile:"})

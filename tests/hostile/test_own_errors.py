@@ -1,6 +1,6 @@
-"""Errors in our own code that messages of one peer cause, planted in real processes.
+"""Internal errors that messages of one peer cause, planted in real processes.
 
-The error is logged and counted, and the run goes on.
+The error is logged and counted, and the run continues.
 """
 
 import json
@@ -37,7 +37,7 @@ def strikes_in_round_two(task):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_path, killed):
+def test_an_answer_that_makes_the_server_half_fail_is_left_out_and_the_run_continues(tmp_path, killed):
     planted, limits = SERVER_HALF.format(above=900), CoordinatorLimits(outlier=0.0)
     with Federation(tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=limits) as f:
         coordinator = f.coordinator(planted=planted)
@@ -80,8 +80,8 @@ TaskHandler.take = raises
 """
 
 
-def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_path):
-    """The next hello brings the task again."""
+def test_a_device_continues_after_an_internal_error_in_the_work_for_a_message(tmp_path):
+    """The coordinator repeats the task after the next hello."""
     with Federation(tmp_path, "one", rounds=1, policy=Policy(straggler_factor=0.0)) as f:
         coordinator, port = f.coordinator(), free_port()
         device = f.device("one", planted=DEVICE, metrics_port=port)
@@ -94,7 +94,7 @@ def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_p
         assert [line["participants"] for line in f.rounds()] == [["one"], ["one"]]
 
 
-def test_an_error_that_ends_a_process_moves_no_cursor_either(tmp_path):
+def test_the_traceback_of_an_ended_process_has_no_control_characters(tmp_path):
     planted = 'def raises(*given): raise ZeroDivisionError("no\\n2026-01-01 INFO forged \\x1b[2J")\n'
     with Federation(tmp_path, "one") as f:
         coordinator = f.coordinator(

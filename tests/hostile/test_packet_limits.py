@@ -1,4 +1,4 @@
-"""A broker that comes back with a smaller packet limit, in the middle of a run."""
+"""A broker that returns with a smaller packet limit during a run."""
 
 import contextlib
 import itertools
@@ -32,14 +32,14 @@ def shrink(f, size, *parties, passes=lambda frame: True):
     return before
 
 
-def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path):
+def test_an_open_broadcast_is_split_into_smaller_blocks_after_the_packet_limit_shrinks(tmp_path):
     with federation(tmp_path, "one", "two", policy=Policy(quorum=2, gather=2, **SOON)) as f:
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "block")
         coordinator = f.coordinator()
         devices = [f.device(name) for name in ("one", "two")]
         f.wait_until(
             lambda: len({frame.party for frame in f.proxy.frames("task", down=True)}) == 2,
-            "a question to both",
+            "a task for both",
         )
         after = shrink(f, 5200, "coordinator", "one", "two")
         assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
@@ -56,7 +56,7 @@ def said_anew(f, party, after):
     return list(itertools.dropwhile(lambda frame: frame.kind != "state", said))
 
 
-def test_an_answer_that_is_on_offer_is_offered_anew_for_a_smaller_limit(tmp_path):
+def test_an_open_answer_is_offered_again_with_smaller_blocks_after_the_packet_limit_shrinks(tmp_path):
     large = Network("mlp", feature_size=600)
     with federation(tmp_path, "one", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         f.proxy.passes = lambda frame: frame.down or frame.kind != "block" or frame.party != "one"
@@ -70,7 +70,7 @@ def test_an_answer_that_is_on_offer_is_offered_anew_for_a_smaller_limit(tmp_path
 
 
 @pytest.mark.parametrize("size", [5000, 5200])
-def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(tmp_path, size):
+def test_a_packet_limit_that_is_too_small_for_a_moment_ends_no_process(tmp_path, size):
     """At a limit of 5,200 bytes the model would take more blocks than an object may have."""
     large = Network("mlp", feature_size=5500)
     network = large if size == 5200 else Network("mlp")
@@ -81,7 +81,7 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
         told = {"coordinator": 0, "one": 0}
 
         def alters(party, packet):
-            if party not in told:  # The coordinator asks under a second name who leads.
+            if party not in told:  # The coordinator also connects under a second name, as standby.
                 return packet
             told[party] += (altered := of_packets_up_to(size, packet)) != packet
             return altered if told[party] < 3 else packet
@@ -102,7 +102,7 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
             )
 
 
-def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp_path):
+def test_a_packet_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp_path):
     with federation(tmp_path, "one") as f:
         f.proxy.alters = lambda party, packet: of_packets_up_to(5000, packet)
         for process in (f.coordinator(), f.device("one")):
@@ -111,7 +111,7 @@ def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp
             assert "Traceback" not in f.log_of(process)
 
 
-def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
+def test_no_device_is_reported_as_silent_while_the_broker_is_unusable(tmp_path):
     with federation(
         tmp_path, "one", policy=Policy(quorum=1, gather=1, **{**SOON, "patience_seconds": 3.0})
     ) as f:
@@ -132,7 +132,7 @@ def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
         assert f.wait_for_end(device) == 0, device.last_word()
 
 
-def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_smaller_limit(tmp_path):
+def test_a_device_without_the_form_manifest_is_not_refused_after_one_smaller_limit(tmp_path):
     """A device of version 1.0 could not take part at 5,200 bytes, and a refusal would end it."""
     large = Network("mlp", feature_size=600)
     with federation(tmp_path, "one", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
@@ -158,7 +158,7 @@ SOON_LASTING = "import protofleet.coordinator.devices.small_packets as sp; sp.LA
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker(tmp_path, leaves):
+def test_a_device_without_the_form_manifest_does_not_stop_the_others_at_a_small_limit(tmp_path, leaves):
     """It is the only such device, and the broker's limit stays small. The other devices make up a quorum."""
     large = Network("mlp", feature_size=600)
     with federation(
@@ -173,11 +173,11 @@ def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker
         old, one = f.raw("old"), f.device("one")
         for device in ("old", "one"):
             f.wait_until(
-                lambda d=device: f'"joined", "device": "{d}"' in f.log_of(coordinator), "both to be there"
+                lambda d=device: f'"joined", "device": "{d}"' in f.log_of(coordinator), "both to join"
             )
         if leaves:
             old.say("bye", {"reason": "signal: SIGTERM"})
-            f.wait_until(lambda: '"event": "left", "device": "old"' in f.log_of(coordinator), "its leave")
+            f.wait_until(lambda: '"event": "left", "device": "old"' in f.log_of(coordinator), "its bye")
             old.stop()
         if leaves:
             shrink(f, 5200, "coordinator", "one", "old")

@@ -1,6 +1,6 @@
 """Texts of devices are only texts on the live page, and a browser follows real runs, drops, cuts and restarts.
 
-The tests with Chromium look at the page of a real coordinator behind a real Mosquitto.
+The tests with Chromium read the page of a real coordinator behind a real Mosquitto.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ WAITS = Policy(quorum=1, gather=2, patience_seconds=600)
 
 
 def measuring(task):
-    """Answer honestly, and measure half of the samples right."""
+    """Answer honestly, and report an accuracy of one half."""
     metrics = {"accuracy.test.global": 0.5, "samples.test": 10}
     return Answer(metrics=metrics) if task.phase == "evaluate" else Answer(task.body, metrics=metrics)
 
@@ -41,12 +41,12 @@ def row_of(port, device):
 
 
 def said_by_four(port):
-    """Return the log lines about the bye of the fourth device, which comes back at once."""
+    """Return the log lines about the bye of the fourth device, which returns at once."""
     return [row["text"] for row in now(port)["log"] if row["text"].startswith("four leaves: ")]
 
 
 def lies(f, port):
-    """Start devices that say markup and control characters wherever they may say a text."""
+    """Start devices that send markup and control characters in each of their texts."""
     f.raw("one", measuring, hello={"domain": DOMAIN})
     f.raw("two", measuring)
     f.wait_until(lambda: row_of(port, "one")["state"] in ("working", "answered"), "a round with both devices")
@@ -58,7 +58,7 @@ def lies(f, port):
     f.wait_until(lambda: said_by_four(port), "the bye of the fourth device")
 
 
-def test_texts_of_devices_are_data_and_printable(tmp_path):
+def test_texts_of_devices_on_the_page_are_printable_data(tmp_path):
     port = free_port()
     with Federation(tmp_path, "one", "two", "three", "four", rounds=1000, policy=WAITS, page_port=port) as f:
         f.coordinator()
@@ -80,7 +80,7 @@ def test_texts_of_devices_are_data_and_printable(tmp_path):
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_a_browser_shows_markup_of_devices_as_text_and_runs_nothing_of_it(tmp_path):
+def test_a_browser_shows_markup_of_devices_as_text_and_runs_no_script_of_it(tmp_path):
     port = free_port()
     with Federation(tmp_path, "one", "two", "three", "four", rounds=1000, policy=WAITS, page_port=port) as f:
         f.coordinator()
@@ -142,7 +142,7 @@ def test_a_browser_follows_a_run_through_a_drop_a_cut_and_a_restart(tmp_path):
         read = page.value("performance.getEntriesByType('resource').map(one => one.name.split('/').pop())")
         assert "now" not in read
 
-        # A later coordinator has other numbers, so the page reads the whole state again.
+        # A later coordinator has other event numbers, so the page reads the whole state again.
         coordinator.kill()
         page.wait_until("document.querySelector('#link').className === 'lost'")
         f.coordinator()
@@ -215,7 +215,7 @@ def logged_in(f, browser):
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_a_browser_that_has_logged_in_pauses_resumes_and_stops_a_run_by_keyboard(tmp_path):
+def test_a_logged_in_browser_pauses_resumes_and_stops_a_run_by_keyboard(tmp_path):
     port, policy = free_port(), Policy(quorum=1, gather=1, patience_seconds=600, pause_seconds=0.5)
     with (
         Federation(tmp_path, "one", rounds=1000, policy=policy, page_port=port) as f,
@@ -228,7 +228,7 @@ def test_a_browser_that_has_logged_in_pauses_resumes_and_stops_a_run_by_keyboard
         page.wait_until("document.querySelector('#hint').textContent.includes('protofleet page RUN')")
         assert page.value("document.querySelector('#operate').hidden")
         logged_in(f, page)
-        assert page.value("location.hash") == "", "the code has left the address"
+        assert page.value("location.hash") == "", "the address has no code any more"
         assert page.value("document.cookie") == "", "no script can read the cookie"
         hold, result = (
             "document.querySelector('#hold').textContent",
@@ -268,7 +268,7 @@ def test_a_browser_that_has_logged_in_pauses_resumes_and_stops_a_run_by_keyboard
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_off_the_loopback_a_browser_sees_nothing_of_the_run_before_its_login(tmp_path):
+def test_off_the_loopback_a_browser_shows_no_data_of_the_run_before_its_login(tmp_path):
     port, pair = free_port(), Authority(tmp_path / "ca").issue("page", "127.0.0.1")
     files = {"page_host": "0.0.0.0", "page_cert": pair.cert, "page_key": pair.key}
     with (
@@ -287,7 +287,7 @@ def test_off_the_loopback_a_browser_sees_nothing_of_the_run_before_its_login(tmp
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_a_screen_reader_finds_a_name_for_everything_and_each_text_has_contrast(tmp_path):
+def test_each_control_has_a_name_for_screen_readers_and_each_text_has_contrast(tmp_path):
     port, policy = free_port(), Policy(quorum=1, gather=1, patience_seconds=600, pause_seconds=0.5)
     with (
         Federation(tmp_path, "one", rounds=1000, policy=policy, page_port=port) as f,
@@ -324,7 +324,7 @@ def test_a_screen_reader_finds_a_name_for_everything_and_each_text_has_contrast(
 
 @pytest.mark.slow
 @NEEDS_CHROMIUM
-def test_the_page_fits_a_phone_and_a_desk_in_light_and_in_dark(tmp_path):
+def test_the_page_fits_a_phone_and_a_desktop_in_light_and_in_dark_mode(tmp_path):
     port = free_port()
     with Federation(tmp_path, "one", "two", "three", "four", rounds=1000, policy=WAITS, page_port=port) as f:
         f.coordinator()
@@ -350,7 +350,7 @@ def test_the_page_fits_a_phone_and_a_desk_in_light_and_in_dark(tmp_path):
 @pytest.mark.slow
 @NEEDS_CHROMIUM
 @NEEDS_AXE
-def test_axe_finds_nothing_on_the_page(tmp_path):
+def test_axe_finds_no_violation_on_the_page(tmp_path):
     port = free_port()
     with Federation(tmp_path, "one", "two", "three", "four", rounds=1000, policy=WAITS, page_port=port) as f:
         f.coordinator()

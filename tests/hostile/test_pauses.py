@@ -1,4 +1,4 @@
-"""A coordinator that is killed in the pause between two rounds goes on with the rest of the pause."""
+"""A coordinator that is killed in the pause between two rounds continues with the rest of the pause."""
 
 import time
 
@@ -13,7 +13,7 @@ NEXT = "protofleet_round_next_timestamp_seconds"
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_killed_in_a_pause_begins_the_next_round_when_it_was_due(tmp_path):
+def test_a_coordinator_that_is_killed_in_a_pause_begins_the_next_round_at_the_planned_time(tmp_path):
     with Federation(tmp_path, "a", "b", policy=PACED, rounds=2) as f:
         coordinator = f.coordinator()
         for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A plan that asks for more than a device's settings allow is declined in one line, and takes no memory."""
+"""A plan that asks for more than a device's settings allow is refused in one line, and takes no memory."""
 
 import contextlib
 import re
@@ -48,18 +48,20 @@ def refused(log, words):
 
 
 @pytest.mark.parametrize("trainer", ["inside", "child"])
-def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path, trainer):
+def test_a_plan_with_a_too_wide_network_is_refused_before_it_takes_memory(tmp_path, trainer):
     with Federation(tmp_path, "d", rounds=1, size=SIZE, network=Network("mlp", feature_size=WIDE)) as f:
         device = f.device("d", trainer=trainer, limits=DeviceLimits(memory_bytes=1_000_000_000))
-        seen = f.wait_until(lambda: most_memory(device.child.pid), "a look at it before it can end")
+        seen = f.wait_until(
+            lambda: most_memory(device.child.pid), "its memory to be readable before it can end"
+        )
         f.coordinator()
         code, log, most = ends_with(f, device, seen)
         assert code == 1 and refused(log, "more than this device's limits.memory_bytes = 1,000,000,000"), log
-        assert 0 < most < 600_000_000, "what its imports take, and no network"
-        f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to hear of it")
+        assert 0 < most < 600_000_000, "only the imports take memory"
+        f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to get the bye")
 
 
-def test_epochs_without_end_are_declined(tmp_path):
+def test_a_plan_with_too_many_epochs_is_refused(tmp_path):
     with Federation(tmp_path, "d", rounds=1, method={"name": "fedavg", "epochs": 10**6}) as f:
         f.coordinator()
         device = f.device("d")
@@ -69,10 +71,10 @@ def test_epochs_without_end_are_declined(tmp_path):
         )
 
 
-def test_work_that_goes_on_for_too_long_is_ended_and_the_coordinator_told(tmp_path):
+def test_work_that_takes_too_long_is_ended_and_reported_to_the_coordinator(tmp_path):
     with Federation(tmp_path, "d", rounds=1, method={"name": "fedavg", "epochs": 10**6, "batch": 1}) as f:
         f.coordinator()
         device = f.device("d", limits=DeviceLimits(epochs=10**6, work_seconds=2.0))
         f.wait_until(lambda: farewells(f, "training_died"), "the device to give up")
-        assert device.child.poll() is None, "it lives, and will ask for work again"
+        assert device.child.poll() is None, "the device still runs, and will send a hello again"
         assert "the work did not end within 2 s, which is limits.work_seconds" in f.log_of(device)

@@ -1,7 +1,7 @@
 """Plug-ins on real devices.
 
-A device that does not allow the plug-in, or has another file, leaves and says why. So does a device whose
-half ends the process.
+A device that does not allow the plug-in, or has another file, leaves and reports why. A device whose half ends
+the process does the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def written(path: Path, text: str = CODE) -> str:
 
 
 @pytest.mark.slow
-def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_on(tmp_path):
+def test_devices_that_may_not_or_cannot_run_a_plug_in_report_why_and_the_others_continue(tmp_path):
     """The changed file is on the disk of a device that allows the earlier file."""
     number, text = sha256(CODE), CODE + "# tampered with\n"
     theirs = written(tmp_path / "coordinator" / "fedexp.py")
@@ -80,7 +80,7 @@ def test_devices_that_may_not_or_cannot_run_a_plug_in_say_why_and_the_others_go_
         assert f.rounds()[-1]["participants"] == ["a", "b"]
 
 
-def test_a_coordinator_whose_method_does_not_yield_ends_with_its_line(tmp_path):
+def test_a_coordinator_whose_method_does_not_yield_ends_with_a_line_that_names_the_code(tmp_path):
     theirs = written(tmp_path / "plug" / "fedexp.py", WITHOUT_A_YIELD)
     plugins = PlugIns((theirs,), (sha256(WITHOUT_A_YIELD),))
     policy = Policy(quorum=1, gather=1, settle_seconds=0.5)

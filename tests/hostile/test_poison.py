@@ -1,4 +1,4 @@
-"""One answer within every bound that would harm the run, and the result of the run."""
+"""One answer within all limits that would ruin the model, and the result of the run."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-# No device is dropped as slow: beside one honest answer alone, the coordinator cannot detect the answer of a liar.
+# No device is dropped as slow: with only one honest answer, the coordinator cannot detect the answer of a liar.
 TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0, straggler_factor=0.0)
 
 
@@ -27,7 +27,7 @@ def just_below_the_norm(task):
     return Answer(arrays)
 
 
-def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp_path):
+def test_an_update_just_below_each_limit_is_put_aside_and_the_run_finishes(tmp_path):
     with Federation(tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3) as f:
         coordinator = f.coordinator()
         f.device("one"), f.device("two")
@@ -36,11 +36,11 @@ def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp
         assert {v for v, _ in liar.verdicts()} == {"accepted"}
         assert all(set(line["aside"]) == {"liar"} for line in f.rounds()[:3])
         assert "the answer of liar is put aside: weights." in f.log_of(coordinator)
-        assert f.rounds()[-1]["loss"]["global"], "it is finite"
+        assert f.rounds()[-1]["loss"]["global"], "the loss is finite"
         assert [event["round"] for event in f.events("aside")] == [1, 2, 3]
 
 
-def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):
+def test_without_the_search_for_outliers_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):
     """A kill of the coordinator after the repeated round does not change this."""
     killed = threading.Event()
 
@@ -66,7 +66,7 @@ def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp
         assert summary["ended"] == "finished"
 
 
-def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_path):
+def test_a_run_in_which_no_device_can_train_ends_as_diverged_with_exit_code_4(tmp_path):
     method = {"name": "fedavg", "lr": 1000.0, "momentum": 0.99, "epochs": 40}
     with Federation(tmp_path, "one", "two", policy=Policy(quorum=2), rounds=3, method=method) as f:
         coordinator = f.coordinator()
@@ -77,11 +77,11 @@ def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_pa
         assert f.log_of(coordinator).splitlines()[-1].startswith("protofleet: the run cannot continue: ")
         assert "Traceback" not in f.log_of(coordinator)
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
-        assert f.wait_for_end(f.coordinator(), 60) == 4, "and it stays so"
+        assert f.wait_for_end(f.coordinator(), 60) == 4, "a restart ends in the same way"
 
 
 def tender(task):
-    """Answer outside every bound if the received weights are too large."""
+    """Send an answer outside the limits if the received weights are too large."""
     norms = {n: np.linalg.norm(v) for n, v in task.arrays.items() if v.dtype.kind == "f"}
     if task.round == 1:
         FIRST.update(norms)

@@ -15,7 +15,7 @@ def folder_of(f, name):
 
 
 def killed_after(f, process, rounds):
-    """Kill a device after these rounds, and wait until the other device has gone on without it.
+    """Kill a device after these rounds, and wait until the other device has continued without it.
 
     The last answer of the killed device belongs to a round that is over.
     """
@@ -33,11 +33,11 @@ def started_again(f, name):
     return f.device(name)
 
 
-def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
+def test_an_older_copy_of_a_device_folder_is_reported_and_counted_also_without_broadcasts(tmp_path):
     with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE) as f:
         coordinator, mine = f.coordinator(), folder_of(f, "one")
         one, _ = f.device("one"), f.device("two")
-        f.wait_until(lambda: (mine / "device.previous.json").exists(), "an answer of its own")
+        f.wait_until(lambda: (mine / "device.previous.json").exists(), "its own answer")
         killed_after(f, one, 2)
         shutil.copytree(mine, tmp_path / "copy")
         at = len(f.rounds())
@@ -46,7 +46,7 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
             lambda: any("one" in r["participants"] for r in f.rounds()[at:]), "it to take part again"
         )
         killed_after(f, one, at + 1)
-        assert "came back holding" not in f.log_of(coordinator), "it came back as it was"
+        assert "came back holding" not in f.log_of(coordinator), "the folder has not changed"
         shutil.rmtree(mine)
         shutil.copytree(tmp_path / "copy", mine)
         one = started_again(f, "one")
@@ -63,7 +63,7 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
         assert sum(counted) == 2
 
 
-def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
+def test_a_device_that_lost_its_state_and_the_broadcast_of_its_update_ends_with_one_line(tmp_path):
     with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE) as f:
         coordinator = f.coordinator()
         one, _ = f.device("one"), f.device("two")
@@ -83,7 +83,7 @@ def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_on
         assert "one leaves: damaged: the update for round" in f.log_of(coordinator)
 
 
-def test_a_coordinator_whose_folder_is_moved_ends_with_one_line_and_goes_on_after_it_is_back(tmp_path):
+def test_a_coordinator_whose_folder_is_moved_ends_with_one_line_and_continues_when_it_is_back(tmp_path):
     with Federation(tmp_path, "one", rounds=9000, policy=ALONE) as f:
         coordinator, _ = f.coordinator(), f.device("one", stays=True)
         f.wait_until(lambda: len(f.rounds()) >= 2, "two rounds")

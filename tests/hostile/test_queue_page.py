@@ -1,6 +1,6 @@
 """A browser follows the runs of a queue through drops and cuts, and its buttons act on the run that it shows.
 
-The tests with Chromium look at the page of a real coordinator behind a real Mosquitto.
+The tests with Chromium read the page of a real coordinator behind a real Mosquitto.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def queue(tmp_path):
         yield Queue(f)
 
 
-def test_the_address_of_the_page_names_the_run_and_the_folder_of_the_queue_has_a_page_too(queue, capsys):
+def test_the_page_address_names_the_run_and_the_folder_of_the_queue_has_a_page_too(queue, capsys):
     queue.submit("red")
     capsys.readouterr()
     for words, run in (
@@ -112,13 +112,13 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
 
         one = f.device("one", stays=True)
         f.device("two", stays=True)
-        for name in ("red", "blue"):  # Both rows go on, although the page shows the details of one run.
+        for name in ("red", "blue"):  # Both rows are updated, although the page shows the details of one run.
             page.wait_until(f"parseInt({cell(name, 2)}) >= 3")
         page.value("document.querySelector('#runs tr[data-key=blue] a').click()")
         page.wait_until("document.querySelector('#name').textContent + location.hash === 'blue#run=blue'")
         page.wait_until("document.querySelectorAll('#bytes-table tbody tr').length >= 2")
 
-        # Each event after a cut is there, for both runs, without a second /now.
+        # After a cut, the page gets each missed event of both runs, without a second /now.
         page.value("performance.clearResourceTimings()")
         line.reset()
         page.wait_until("document.querySelector('#link').className === 'lost'")
@@ -160,7 +160,9 @@ def test_a_browser_follows_two_active_runs_and_its_buttons_act_on_the_run_that_i
         for name in ("red", "blue"):
             queue.ask("stop", name)
         page.wait_until(f"[{cell('red', 1)}, {cell('blue', 1)}].every(state => state === 'stopped')")
-        assert page.value("document.querySelector('#name').textContent") == "green", "a person has chosen it"
+        assert page.value("document.querySelector('#name').textContent") == "green", (
+            "the user has selected this run"
+        )
         assert [error for error in page.errors if "ERR_" not in error] == []
 
 
@@ -188,7 +190,7 @@ def test_the_table_names_the_devices_that_cannot_take_part_in_a_run_and_the_reas
 @pytest.mark.slow  # A browser draws each page four times.
 @NEEDS_CHROMIUM
 @NEEDS_AXE
-def test_axe_finds_nothing_on_the_page_of_a_queue_and_it_fits_a_phone_and_a_desk(queue, tmp_path):
+def test_axe_finds_no_violation_on_the_page_of_a_queue_and_it_fits_a_phone_and_a_desktop(queue, tmp_path):
     for name in ("red", "blue", "green"):
         queue.submit(name)
     queue.ask("pause", "green", reason=MARKUP)

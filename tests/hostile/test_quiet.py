@@ -1,4 +1,4 @@
-"""A device says hello rarely only if its coordinator knows it.
+"""A device sends hellos rarely only if its coordinator knows it.
 
 The coordinator names each device that it misses.
 """
@@ -37,13 +37,13 @@ def heard_here(f: Federation, name: str, since: int) -> int:
     return sum(x.party == name and x.down and x.topic.endswith("coord/state") for x in seen)
 
 
-def lives_on(f: Federation, name: str) -> None:
-    """Wait until the coordinator has told this device five times that it is here."""
+def wait_for_five_heres(f: Federation, name: str) -> None:
+    """Wait until this device has got five messages `here` of the coordinator."""
     since = len(f.proxy.seen)
-    f.wait_until(lambda: heard_here(f, name, since) >= 5, "the coordinator to say that it is here")
+    f.wait_until(lambda: heard_here(f, name, since) >= 5, "messages `here` of the coordinator")
 
 
-def test_a_device_whose_hellos_were_lost_but_the_first_takes_part_as_soon_as_one_passes(tmp_path):
+def test_a_device_whose_later_hellos_are_lost_takes_part_as_soon_as_one_arrives(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
         f.coordinator(planted=OFTEN)
         f.device("one", planted=SLOWLY)
@@ -59,12 +59,12 @@ def test_a_device_whose_hellos_were_lost_but_the_first_takes_part_as_soon_as_one
         f.proxy.passes = passes
         f.device("two", planted=SLOWLY)
         f.wait_until(lambda: len(lost) >= 4, "hellos that are lost")
-        lives_on(f, "two")
+        wait_for_five_heres(f, "two")
         f.proxy.passes = lambda x: True
         f.wait_until(lambda: takes_part(f, "two"), "two to take part", 30)
 
 
-def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_missed(tmp_path):
+def test_an_unbanned_device_takes_part_after_the_next_message_that_names_missing_devices(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
         f.coordinator(planted=OFTEN)
         f.device("one", planted=SLOWLY), f.device("two", planted=SLOWLY)
@@ -73,14 +73,14 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
             f.proxy.tell("coordinator", f"protofleet/1/{f.name}/up/two", b"x")
         f.wait_until(lambda: f.metrics().get("protofleet_banned_devices"), "two to be banned")
         f.wait_until(lambda: not takes_part(f, "two"), "rounds without two")
-        lives_on(f, "two")
+        wait_for_five_heres(f, "two")
         f.proxy.passes = lambda x: x.kind != "welcome"  # The immediate welcome is lost.
         said = [sys.executable, "-m", "protofleet", "unban", "two", "--folder", str(f.run)]
         subprocess.run(said, check=True, capture_output=True)
         f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
 
 
-def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this_one(tmp_path):
+def test_a_bye_of_an_earlier_run_that_a_broker_repeats_removes_no_device_from_this_run(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, policy=RULES) as f:
         both = replace(RULES, quorum=2, gather=2)  # Otherwise the run ends before the second device begins.
         first = f.coordinator(name="spring", rounds=1, policy=both)
@@ -95,15 +95,15 @@ def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this
         heard = 'protofleet_messages_total{direction="up",kind="bye",result="accepted"}'
         for frame in kept:
             f.proxy.tell("coordinator", frame.topic, frame.data)
-        f.wait_until(lambda: f.metrics().get(heard, 0) == len(kept), "the old words to be heard")
+        f.wait_until(lambda: f.metrics().get(heard, 0) == len(kept), "the old byes to be counted")
         since = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) >= since + 5, "more rounds")
         assert all("two" in line["participants"] for line in f.rounds()[since + 1 :])
         assert '"event": "left"' not in f.log_of(second)
 
 
-def test_a_device_at_work_that_missed_the_birth_of_a_later_coordinator_asks_it_for_its_plan(tmp_path):
-    """The coordinator knows the device from its disk, so it gives it a task all the same.
+def test_a_device_at_work_that_missed_the_birth_of_the_next_coordinator_requests_its_plan(tmp_path):
+    """The coordinator knows the device from its disk, so it sends it a task.
 
     The device answers under a plan that it gets from the coordinator.
     """
@@ -125,5 +125,5 @@ def test_a_device_at_work_that_missed_the_birth_of_a_later_coordinator_asks_it_f
         second = f.coordinator(planted=OFTEN)
         f.wait_until(lambda: births and heard_here(f, "one", since) >= 3, "the later coordinator to be heard")
         (f.folder / "go").touch()
-        f.wait_until(lambda: len(f.rounds()) >= 3, "the rounds to go on", 30)
+        f.wait_until(lambda: len(f.rounds()) >= 3, "more rounds", 30)
         assert f.wait_for_end(second) == 0 and f.wait_for_end(device) == 0, f.last_words()

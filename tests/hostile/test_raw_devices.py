@@ -1,6 +1,6 @@
-"""The test tool itself: raw devices, written from the protocol page, take part in a real run.
+"""The test tools: raw devices, written from the protocol page, take part in a real run.
 
-A real device takes part beside them.
+A real device takes part together with them.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_raw_devices_take_part_in_a_real_run_to_its_end(tmp_path):
         assert all(line["participants"] == ["one", "two"] for line in f.rounds())
 
 
-def test_a_raw_device_works_beside_a_real_one_behind_a_broker_that_keeps_all(tmp_path):
+def test_a_raw_device_works_together_with_a_real_one_behind_a_broker_that_stores_all_frames(tmp_path):
     with Federation(tmp_path, "real", "raw", taken_over=True, rounds=2, policy=BOTH) as f:
         coordinator, real = f.coordinator(), f.device("real")
         raw = f.raw("raw")
@@ -36,10 +36,10 @@ def test_a_raw_device_works_beside_a_real_one_behind_a_broker_that_keeps_all(tmp
         assert header_of(f.proxy.wills["real"].data)["sequence"] == 0
         seen = f.proxy.frames("update", "real", down=False)
         assert {frame.header["round"] for frame in seen} == {1, 2, 3}
-        assert not any(b"weights" in frame.data for frame in f.proxy.seen), "all is sealed"
+        assert not any(b"weights" in frame.data for frame in f.proxy.seen), "all updates are sealed"
 
 
-def test_what_a_taken_over_broker_drops_is_said_again(tmp_path):
+def test_a_message_that_a_hostile_broker_drops_is_repeated(tmp_path):
     with Federation(tmp_path, "one", taken_over=True, rounds=1) as f:
         dropped = []
 
@@ -57,7 +57,7 @@ def test_what_a_taken_over_broker_drops_is_said_again(tmp_path):
         assert np.isclose(f.rounds()[-1]["accuracy"]["global"]["one"], 0.5) and one.finished.wait(20)
 
 
-def test_the_page_names_every_scenario_and_quotes_one_of_them():
+def test_the_documentation_names_each_scenario_file_and_quotes_one_of_them():
     root = Path(__file__).parents[2]
     page = (root / "docs" / "hostile.md").read_text()
     for path in sorted(Path(__file__).parent.glob("*.py")):

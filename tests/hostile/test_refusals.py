@@ -1,4 +1,4 @@
-"""Each mistake of a device is refused, counted and logged; the run goes on beside it, and after a restart."""
+"""Each mistake of a device is refused, counted and logged; the run continues during it, and after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
 from tests.hostile.lies import LIES, Lie, leave
 
-SCARCE = {Reason.NO_ROOM}  # Tested alone: where room is short, other reasons would stay hidden.
+SCARCE = {Reason.NO_ROOM}  # Tested alone: if there is no room, other reasons are not found.
 TOGETHER = {reason: lie for reason, lie in LIES.items() if reason not in SCARCE}
 ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}
 COUNTED = {reason for reason, lie in TOGETHER.items() if lie.counted}
@@ -38,9 +38,9 @@ class Story:
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """Run all lies in round 1, which an honest device holds open, through two coordinators.
+    """Run all lies in round 1 with two coordinators; an honest device keeps this round open.
 
-    The first coordinator is killed, and the next one hears the lies too. All tests share this run, because
+    The first coordinator is killed, and the next one gets the lies too. All tests share this run, because
     the processes take most of the time.
     """
     policy = Policy(quorum=1, gather=len(ASKED) + 1, grace_seconds=0.5, patience_seconds=40.0)
@@ -56,7 +56,7 @@ def finished_run(tmp_path_factory):
         after = counted(f, REFUSED)
         lied.set()
         for device in liars.values():
-            if device.answered:  # It would give the same answer to the same question for ever.
+            if device.answered:  # It would repeat the same answer to the same task without end.
                 leave(device)
         code = f.wait_for_end(second)
         dropped = {event["device"] for event in f.events("dropped")}
@@ -103,12 +103,12 @@ def counted(f: Federation, reasons: set[Reason]) -> dict[Reason, float]:
     return found
 
 
-def test_there_is_a_lie_for_every_reason():
+def test_there_is_a_lie_for_each_reason():
     assert set(LIES) == set(Reason)
 
 
 @pytest.mark.parametrize("reason", sorted(COUNTED))
-def test_what_a_device_gets_wrong_is_counted_under_its_reason(finished_run, reason):
+def test_each_wrong_behaviour_is_counted_under_its_reason(finished_run, reason):
     assert finished_run.first[reason] > 0
 
 
@@ -158,17 +158,19 @@ def scarce(tmp_path_factory):
         return Scarce(code, before, after, f.rounds(), liar.verdicts(), log)
 
 
-def test_an_offer_for_which_there_is_no_room_is_counted_as_such_by_both_coordinators(scarce):
+def test_an_offer_without_room_is_counted_with_its_reason_by_both_coordinators(scarce):
     assert scarce.first > 0 and scarce.second > 0 and SCARCE | set(TOGETHER) == set(Reason)
-    assert not [verdict for verdict, _ in scarce.verdicts if verdict == "refused"], "it may be said again"
+    assert not [verdict for verdict, _ in scarce.verdicts if verdict == "refused"], (
+        "the device may send the offer again"
+    )
 
 
-def test_a_run_in_which_there_was_no_room_ends_well(scarce):
+def test_a_run_without_room_for_one_answer_finishes(scarce):
     assert scarce.code == 0 and "Traceback" not in scarce.log, scarce.log[-2000:]
     assert [line["participants"] for line in scarce.rounds] == [["b", "c"], ["b", "c"]]
 
 
-def test_a_run_in_which_every_lie_was_told_ends_well(finished_run):
+def test_a_run_with_all_lies_finishes(finished_run):
     assert finished_run.code == 0, finished_run.log[-2000:]
     assert "Traceback" not in finished_run.log
     assert [line["round"] for line in finished_run.rounds] == [1, 2, 3]

@@ -50,7 +50,7 @@ operators.BrokerOperators._send = send
 
 
 class Away:
-    """People at other machines: each has the keys of an operator and the address of the broker."""
+    """Operators at other machines: each has the keys of an operator and the address of the broker."""
 
     def __init__(self, f, capsys):
         self.f, self.capsys = f, capsys
@@ -96,7 +96,7 @@ def send_as_device(f, name):
         peer.mqtt.close()
 
 
-def test_operators_give_their_commands_from_anywhere_within_their_grants(away, capsys):
+def test_remote_operators_can_give_the_commands_that_their_grants_allow(away, capsys):
     f = away.f
     code, said = away.say("alice", "runs")
     assert code == 1 and "no coordinator answers on" in said and "nothing is queued" in said
@@ -120,7 +120,7 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     f.wait_until(
         lambda: any(key.startswith(unknown) and value for key, value in f.metrics().items()), "the count"
     )
-    # A command that is said twice has one effect and one line in the log.
+    # A command that is sent twice has one effect and one line in the log.
     name = secrets.token_hex(16)
     paused = [away.ask("alice", "pause", id=name, run="demo") for _ in range(2)]
     assert paused[0] == paused[1] and paused[0]["verdict"] == "done"
@@ -138,7 +138,7 @@ def test_operators_give_their_commands_from_anywhere_within_their_grants(away, c
     assert code == 1 and said.startswith("demo: stopped: stopped by alice")
 
 
-def test_a_revoked_operator_is_not_answered_and_the_others_are(away):
+def test_a_revoked_operator_gets_no_answer_and_the_other_operators_do(away):
     f = away.f
     service = f.service()
     f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the service")
@@ -146,7 +146,7 @@ def test_a_revoked_operator_is_not_answered_and_the_others_are(away):
     kept = shutil.copy(statement, f.folder / "kept")
     authority = f.fleet.authority()
     revoke(authority, "bob", "")
-    shutil.copy(kept, statement)  # Somebody puts the statement back; the list of revocations counts.
+    shutil.copy(kept, statement)  # The statement is restored, but the list of revocations counts.
     approval = read_approval_file(f.fleet.root / "approvals" / f"{COORDINATOR}.approval")
     confirm = expect_fingerprint(authority.fingerprint)
     install(f.fleet.folder_of(COORDINATOR), approval, confirm, authority.now(), durable=False)
@@ -162,7 +162,7 @@ def test_a_revoked_operator_is_not_answered_and_the_others_are(away):
     assert away.ask("alice", "runs", run="")["verdict"] == "done"
 
 
-def test_a_command_has_one_effect_if_the_coordinator_is_killed_before_it_sends_the_result(away):
+def test_a_submission_has_one_effect_if_the_coordinator_is_killed_before_it_sends_the_result(away):
     f, results = away.f, []
     service = f.service(planted=KILLED)
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
@@ -176,7 +176,7 @@ def test_a_command_has_one_effect_if_the_coordinator_is_killed_before_it_sends_t
     assert [one["verb"] for one in away.log()] == ["submit"]
 
 
-def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the_same_grants(away):
+def test_a_coordinator_of_one_run_accepts_the_same_commands_within_the_same_grants(away):
     f = away.f
     coordinator = f.coordinator(policy=BOTH)
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the coordinator")
@@ -186,7 +186,7 @@ def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the
         "run: bob has no grant 'run', which pause needs; whoever holds the root"
     )
     assert away.say("carol", "runs")[0] == 1
-    # A command that is said twice has one effect, and an operator cannot use the id of another operator.
+    # A command that is sent twice has one effect, and an operator cannot use the id of another operator.
     name = secrets.token_hex(16)
     paused = [away.ask("alice", "pause", id=name, run="run", reason="no power") for _ in range(2)]
     assert paused == [{"verdict": "done", "words": "the run pauses"}] * 2
@@ -207,7 +207,7 @@ def test_a_coordinator_whose_file_names_a_run_takes_the_same_commands_within_the
     assert code == 1 and "no coordinator answers on" in said
 
 
-def test_a_command_on_one_run_has_one_effect_if_the_coordinator_is_killed_before_it_sends_the_result(away):
+def test_a_command_on_one_run_has_one_effect_if_the_coordinator_is_killed_before_the_result(away):
     f, results = away.f, []
     coordinator = f.coordinator(policy=BOTH, planted=KILLED)
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the coordinator")
@@ -235,7 +235,7 @@ class Shell:
         return self.log.read_text().splitlines()
 
 
-def test_an_operator_who_follows_a_run_gets_its_lines_and_still_gives_commands_with_the_same_keys(away):
+def test_an_operator_who_follows_a_run_gets_its_lines_and_can_give_commands_with_the_same_keys(away):
     f = away.f
     service = f.service()
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
@@ -247,7 +247,7 @@ def test_an_operator_who_follows_a_run_gets_its_lines_and_still_gives_commands_w
     assert away.say("alice", "pause", "demo", "--reason", "lunch")[0] == 0
     f.wait_until(lambda: "demo: alice: pause: the run is pausing" in shell.lines(), "the line of the pause")
     assert time.monotonic() - began < PATIENCE
-    # The coordinator is killed. The shell goes on with the lines of the next one.
+    # The coordinator is killed. The shell continues with the lines of the next one.
     service.kill()
     f.service()
     f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the next service")
@@ -259,10 +259,10 @@ def test_an_operator_who_follows_a_run_gets_its_lines_and_still_gives_commands_w
     assert [line for line in lines if "round 1 of 2: 2 of 2 devices answered" in line], lines
     assert [line for line in lines if "final evaluation" in line], lines
     assert lines[-1] == "demo: finished" and all(line.startswith("demo: ") for line in lines)
-    assert len([line for line in lines if "round 2 of 2: 2 of 2" in line]) == 1, "no line comes twice"
+    assert len([line for line in lines if "round 2 of 2: 2 of 2" in line]) == 1, "each line is printed once"
 
 
-def test_two_shells_of_one_operator_follow_and_ctrl_c_ends_one_of_them_in_good_order(away):
+def test_two_shells_of_one_operator_follow_a_run_and_ctrl_c_ends_one_of_them_in_order(away):
     f = away.f
     f.service()
     f.wait_until(lambda: away.say("alice", "runs")[0] == 0, "the service")
@@ -279,7 +279,7 @@ def test_two_shells_of_one_operator_follow_and_ctrl_c_ends_one_of_them_in_good_o
     assert second.lines()[-1].startswith("demo: stopped: stopped by alice")
 
 
-def test_an_operator_follows_a_coordinator_whose_file_names_a_run_to_its_end(away):
+def test_an_operator_follows_a_coordinator_of_one_run_to_its_end(away):
     f = away.f
     coordinator = f.coordinator(policy=BOTH, rounds=2)
     f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the coordinator")
@@ -295,7 +295,7 @@ def test_an_operator_follows_a_coordinator_whose_file_names_a_run_to_its_end(awa
     assert "no coordinator answers on" in denied.log.read_text()
 
 
-def test_a_shell_that_follows_a_run_of_a_file_ends_when_another_shell_stops_the_run(away):
+def test_a_shell_that_follows_a_coordinator_of_one_run_ends_when_another_shell_stops_the_run(away):
     f = away.f
     coordinator = f.coordinator(policy=BOTH)
     f.wait_until(lambda: away.say("bob", "runs")[0] == 0, "the coordinator")

@@ -29,17 +29,18 @@ def kept_of_an_earlier_run(f, ahead=0.0):
     return said_to(f, "real", "welcome")
 
 
-def is_not_taken_back_to_spring(f, device, kept):
-    """Repeat all messages of the earlier run's coordinator to the device; check that it stays here."""
+def assert_stays_in_summer(f, device, kept):
+    """Repeat all messages of the earlier run's coordinator to the device; check that it stays in this run."""
     tell_again(f, "real", kept)
     f.wait_until(
-        lambda: "stale_epoch" in f.log_of(device) or run_on_disk(f) != "summer", "it to hear of spring"
+        lambda: "stale_epoch" in f.log_of(device) or run_on_disk(f) != "summer",
+        "the device to get messages of spring",
     )
     assert run_on_disk(f) == "summer"
 
 
-def farewells_of(f, device):
-    """End a device in good order after a round, and return its farewells."""
+def byes_of(f, device):
+    """End a device in order after a round, and return its byes."""
     f.wait_until(f.rounds, "a round")
     device.say(signal.SIGTERM)
     f.wait_for_end(device)
@@ -48,14 +49,14 @@ def farewells_of(f, device):
     return byes
 
 
-def are_of_a_stale_boot(f, coordinator, byes):
-    """Repeat farewells of an earlier start to the coordinator; check that no device leaves for them."""
+def assert_have_a_stale_boot(f, coordinator, byes):
+    """Repeat byes of an earlier start to the coordinator; check that no device leaves because of them."""
     left = f.log_of(coordinator).count("real leaves")
     for bye in byes:
         f.proxy.tell(COORDINATOR, bye.topic, bye.data)
     f.wait_until(
         lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
-        "the coordinator to hear its farewell again",
+        "the coordinator to get its bye again",
     )
     assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
 
@@ -66,7 +67,7 @@ def two_more_rounds(f):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restarted):
+def test_old_messages_of_an_ended_run_stay_refused_after_a_renewal_of_the_coordinator(tmp_path, restarted):
     with Federation(
         tmp_path, "real", taken_over=True, rounds=4, policy=ALONE, method={"name": "fedproto"}
     ) as f:
@@ -82,39 +83,37 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
             real.kill()
             real, before = f.device("real"), hellos(f, "real")
             until_connected(f, "real", before + 1)
-        is_not_taken_back_to_spring(f, real, kept)
+        assert_stays_in_summer(f, real, kept)
         f.proxy.passes = lambda frame: True
         (f.folder / "go").touch()
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
 
 
-def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(tmp_path):
+def test_an_old_bye_stays_refused_after_a_renewal_of_its_device(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=100_000, policy=ALONE) as f:
         coordinator, first = f.coordinator(), f.device("real")
-        byes = farewells_of(f, first)
+        byes = byes_of(f, first)
         f.device("real")
         two_more_rounds(f)
         renew(f.fleet.authority(), "real")
-        are_of_a_stale_boot(f, coordinator, byes)
+        assert_have_a_stale_boot(f, coordinator, byes)
         two_more_rounds(f)
 
 
-def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_start_news(
-    tmp_path, monkeypatch
-):
+def test_an_old_bye_stays_refused_when_the_clock_of_the_coordinator_is_set_back(tmp_path, monkeypatch):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     clock = Dial(tmp_path / "clock", -2 * DAY)
     with Federation(tmp_path, "real", taken_over=True, rounds=100_000, policy=ALONE) as f:
         coordinator, first = f.coordinator(planted=clock.planted), f.device("real", ahead=-2 * DAY)
-        byes = farewells_of(f, first)
+        byes = byes_of(f, first)
         clock.turn(0.0)
         f.device("real")
         two_more_rounds(f)
         clock.turn(-2 * DAY)
-        are_of_a_stale_boot(f, coordinator, byes)
+        assert_have_a_stale_boot(f, coordinator, byes)
 
 
-def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkeypatch):
+def test_old_messages_of_an_ended_run_stay_refused_after_a_start_under_a_slow_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # Makes the records older.
     with Federation(
         tmp_path, "real", taken_over=True, rounds=4, policy=ALONE, method={"name": "fedproto"}
@@ -129,6 +128,6 @@ def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkey
             real.kill()
             before, real = hellos(f, "real"), f.device("real", ahead=ahead)
             until_connected(f, "real", before + 1)
-        is_not_taken_back_to_spring(f, real, kept)
+        assert_stays_in_summer(f, real, kept)
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()

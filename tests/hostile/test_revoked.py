@@ -1,4 +1,4 @@
-"""No coordinator waits for a revoked device, even after a restart, and a knock of it is reported."""
+"""No coordinator waits for a revoked device, even after a restart, and a new message of it is reported."""
 
 import shutil
 import signal
@@ -12,7 +12,7 @@ AN_HOUR = Policy(quorum=1, gather=2, patience_seconds=3600.0, straggler_factor=0
 ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 
 
-def test_a_device_that_is_revoked_while_it_is_asked_is_out_of_the_phase_at_once(tmp_path):
+def test_a_phase_does_not_wait_for_a_device_that_is_revoked_while_it_works(tmp_path):
     with Federation(tmp_path, "one", "two", policy=AN_HOUR, rounds=1) as f:
         first = f.coordinator()
         f.raw("one"), f.raw("two", lambda task: None)
@@ -34,25 +34,25 @@ def unknown_senders(f):
     return f.metrics().get('protofleet_rejected_total{reason="unknown_sender"}', 0.0)
 
 
-def test_what_the_broker_keeps_of_a_revoked_device_is_no_knock_and_its_own_word_is_one(tmp_path):
+def test_retained_messages_of_a_revoked_device_are_not_counted_and_a_new_message_is(tmp_path):
     """The alert rule `UnknownSenders` reads this counter."""
     with Federation(tmp_path, "one", "two", policy=AN_HOUR, rounds=1) as f:
         first = f.coordinator()
         two = f.raw("two")
-        f.wait_until(lambda: f.events("joined"), "two to be there")
+        f.wait_until(lambda: f.events("joined"), "two to join")
         first.say(signal.SIGTERM)
         f.wait_for_end(first)
         two.stop()
         revoke(f.fleet.authority(), "two", "broken")
         f.coordinator()
-        f.raw("one")  # The coordinator hears it after the messages that the broker has kept.
-        f.wait_until(lambda: len(f.events("joined")) > 1, "one to be there")
+        f.raw("one")  # The coordinator gets it after the messages that the broker has kept.
+        f.wait_until(lambda: len(f.events("joined")) > 1, "one to join")
         assert unknown_senders(f) == 0
         f.raw("two")
-        f.wait_until(lambda: unknown_senders(f) > 0, "a knock that is told of")
+        f.wait_until(lambda: unknown_senders(f) > 0, "a new message to be counted")
 
 
-def test_a_device_whose_keys_are_deleted_while_it_runs_says_where_they_were_and_what_puts_them_there(
+def test_a_running_device_whose_keys_are_deleted_names_their_folder_and_a_fix(
     tmp_path,
 ):
     with Federation(tmp_path, "one", policy=ALONE, rounds=1000) as f:

@@ -44,7 +44,7 @@ def most_moved(tasks):
 
 
 @pytest.mark.parametrize("rule", ["cap", pytest.param("trimmed", marks=pytest.mark.slow)])
-def test_weights_do_not_follow_a_liar_and_a_killed_coordinator_changes_nothing(tmp_path, rule):
+def test_with_a_rule_a_liar_does_not_move_the_weights_also_after_a_kill(tmp_path, rule):
     """The honest devices send the broadcast back, so a model that moves at all has followed the liar."""
     with federation(tmp_path, weights=rule) as f:
         coordinator = f.coordinator()
@@ -61,7 +61,7 @@ def test_weights_do_not_follow_a_liar_and_a_killed_coordinator_changes_nothing(t
 
 
 @pytest.mark.slow
-def test_without_a_rule_the_same_liar_carries_the_weights_away(tmp_path):
+def test_without_a_rule_the_same_liar_moves_the_weights_far(tmp_path):
     with federation(tmp_path) as f:
         coordinator = f.coordinator()
         tasks = seen_by(f, "one")
@@ -73,7 +73,7 @@ def test_without_a_rule_the_same_liar_carries_the_weights_away(tmp_path):
         assert "back to round" in f.log_of(coordinator) or most_moved(tasks) > 0.1
 
 
-def test_prototypes_do_not_follow_a_liar(tmp_path):
+def test_with_a_rule_a_liar_does_not_move_the_prototypes(tmp_path):
     """The prototypes of a class are near 1, and the liar sends rows of a class that are near -90."""
 
     def sends(value):

@@ -1,6 +1,6 @@
-"""One device offers as much as it may, as much as there is, or again and again.
+"""One device offers the largest object, offers all free room, or repeats offers.
 
-The answers of the others get in all the same.
+The answers of the others are still accepted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def ends_well(f, coordinator, liar, *honest):
     assert all(line["attempt"] == 0 for line in f.rounds()), "no round had to begin again"
 
 
-def test_an_offer_of_the_largest_object_of_which_nothing_comes_ends_nothing(tmp_path):
+def test_an_offer_of_the_largest_object_without_blocks_does_not_end_the_run(tmp_path):
     with (
         small_disk(tmp_path / "runs" / RUN / "coordinator", DISK) as through,
         Federation(tmp_path, "liar", "b", "c", **GIVEN) as f,
@@ -109,7 +109,7 @@ def test_an_offer_of_the_largest_object_of_which_nothing_comes_ends_nothing(tmp_
 
 
 @pytest.mark.parametrize("serves", [False, True], ids=["mute", "all-but-one-block"])
-def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_path, serves):
+def test_an_offer_of_all_free_room_does_not_exclude_other_answers(tmp_path, serves):
     with (
         small_disk(tmp_path / "runs" / RUN / "coordinator", DISK) as through,
         Federation(tmp_path, "liar", "b", "c", **GIVEN) as f,
@@ -137,7 +137,7 @@ WAITS = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_f
 
 
 @pytest.mark.parametrize("offers", ["one", "another each time"])
-def test_an_offer_of_which_nothing_comes_gives_its_room_to_who_answers(tmp_path, offers):
+def test_a_silent_offer_loses_its_room_to_devices_that_answer(tmp_path, offers):
     with Federation(tmp_path, "liar", "b", "c", limits=SCARCE, policy=WAITS, rounds=1) as f:
         coordinator, gate, tasks = f.coordinator(), [], []
         liar = f.raw("liar", lambda task: tasks.append(task), again=1.0)

@@ -1,4 +1,4 @@
-"""A coordinator that stays up conducts the submitted runs one after the other, with the same devices."""
+"""A coordinator with a queue conducts the submitted runs one after the other, with the same devices."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ conductor.ActiveRun = Unbuildable
 """
 
 
-# The server half of the run with seed 3 fails, and no other run goes on from round 2.
+# The server half of the run with seed 3 fails, and no other run gets beyond round 2.
 FAILING = """
 import time
 from protofleet.coordinator.server.runner import ServerRunner
@@ -67,7 +67,7 @@ ServerRunner.__init__, ServerRunner.step = began, stepped
 
 
 class Operator:
-    """A person at a shell of the coordinator's machine."""
+    """An operator at a shell of the coordinator's machine."""
 
     def __init__(self, f, capsys):
         self.f, self.capsys, self.runs = f, capsys, f.folder / "runs"
@@ -144,7 +144,7 @@ def operator(tmp_path, capsys):
         yield Operator(f, capsys)
 
 
-def test_two_runs_have_the_bits_of_the_same_runs_alone_also_if_the_coordinator_is_killed(operator, capsys):
+def test_two_runs_of_a_queue_have_the_bits_of_the_same_runs_alone_also_after_kills(operator, capsys):
     f, other = operator.f, EXPERIMENT.replace("seed = 1", "seed = 2")
     service = f.service(slots=1)
     f.wait_until(f.answers, "the service")
@@ -178,7 +178,7 @@ def test_two_runs_have_the_bits_of_the_same_runs_alone_also_if_the_coordinator_i
     assert "Traceback" not in "".join(map(f.log_of, f.processes))
 
 
-def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fails_and_after_a_kill(
+def test_two_runs_at_once_have_the_bits_of_single_runs_also_after_a_failed_run_and_a_kill(
     operator,
 ):
     f = operator.f
@@ -215,13 +215,11 @@ def test_two_runs_at_once_on_the_same_devices_have_their_bits_also_if_a_third_fa
     assert "Traceback" not in devices + f.log_of(service)
 
 
-def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_does_not_end_it(
-    operator, capsys
-):
+def test_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_does_not_end_it(operator, capsys):
     f = operator.f
     service = f.service(slots=1)
     f.wait_until(f.answers, "the service")
-    assert operator.submit("red") == 0  # There are no devices yet, so it waits.
+    assert operator.submit("red") == 0  # No device is present yet, so the run waits.
     operator.wait_for(red="running")
     assert operator.say("extend", "red", "--rounds", "3") == 0
     page = operator.page("red")
@@ -272,7 +270,7 @@ def test_the_runs_of_a_queue_are_paused_resumed_and_stopped_and_a_failed_run_doe
     assert operator.becomes_healthy()
 
 
-def test_a_run_takes_the_devices_of_its_group_and_labels_are_there_after_a_kill(operator, capsys):
+def test_a_run_takes_the_devices_of_its_group_and_labels_survive_a_kill(operator, capsys):
     f, service = operator.f, operator.f.service()
     f.wait_until(f.answers, "the service")
 
@@ -306,7 +304,7 @@ def test_a_run_takes_the_devices_of_its_group_and_labels_are_there_after_a_kill(
     assert "two cannot take part" not in f.log_of(service) and "Traceback" not in f.log_of(service)
 
 
-def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_go_on(operator, capsys):
+def test_a_run_that_no_device_can_follow_ends_no_device_and_the_other_runs_continue(operator, capsys):
     f = operator.f
     f.service(slots=3)
     f.wait_until(f.answers, "the service")
@@ -372,7 +370,7 @@ def test_only_the_run_whose_folder_is_missing_at_a_start_is_paused(operator, cap
     f.wait_until(lambda: len(lines.read_bytes().splitlines()) > rounds + 1, "further rounds of blue")
 
 
-def test_a_run_whose_folder_is_moved_while_it_is_active_is_paused_alone(operator):
+def test_only_the_run_whose_folder_is_moved_while_it_is_active_is_paused(operator):
     f = operator.f
     service = f.service(slots=2)
     f.wait_until(f.answers, "the service")
@@ -385,7 +383,7 @@ def test_a_run_whose_folder_is_moved_while_it_is_active_is_paused_alone(operator
         f.wait_until(lambda: len(lines_of(blue)) > moves, "a round of blue")
         blue.rename(f.folder / "elsewhere")
         operator.wait_for(red="running", blue="paused")
-        assert not blue.exists(), "nothing is begun in its place"
+        assert not blue.exists(), "no new folder is made"
         seen = len(lines_of(red))
         f.wait_until(lambda: len(lines_of(red)) > seen + 1, "further rounds of red")
         (f.folder / "elsewhere").rename(blue)
@@ -401,7 +399,7 @@ def lines_of(run):
     return (run / "rounds.jsonl").read_bytes().splitlines() if (run / "rounds.jsonl").exists() else []
 
 
-def test_a_run_that_begins_after_the_hellos_of_its_devices_knows_the_names_of_the_classes(operator):
+def test_a_run_that_begins_after_the_hellos_of_its_devices_knows_the_class_names(operator):
     f = operator.f
     service = f.service(slots=1)
     f.wait_until(f.answers, "the service")

@@ -1,4 +1,4 @@
-"""Two coordinators of one federation, one of which does not look before it acts: the later one goes on."""
+"""Two coordinators of one federation, one of which does not look before it acts: the later one continues."""
 
 import re
 import socket
@@ -58,7 +58,7 @@ connection.process_identity = lambda folder: process_identity(pathlib.Path("/srv
 """
 
 
-def test_of_two_containers_started_in_the_same_second_under_one_name_one_goes_on(tmp_path):
+def test_one_of_two_containers_with_the_same_name_and_start_time_continues(tmp_path):
     """Both have the same host name, the same process id and the same path."""
     planted = TWINS.format(now=int(time.time()) + 0.5)
     with Federation(tmp_path, "one", rounds=1) as f:
@@ -74,7 +74,7 @@ def test_of_two_containers_started_in_the_same_second_under_one_name_one_goes_on
         assert f.wait_for_end(other) == 0, other.last_word()
 
 
-def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_first_goes_on(tmp_path, gate):
+def test_a_second_coordinator_with_a_slow_clock_ends_and_the_first_run_continues(tmp_path, gate):
     with Federation(tmp_path, "one", "two", rounds=3) as f:
         first = f.coordinator(ahead=3600.0, folder=str(tmp_path / "first"))
         one, two = f.raw("one", gate.work), f.raw("two", gate.work)
@@ -87,8 +87,8 @@ def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_firs
         two.wait("finished")
 
 
-def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, gate):
-    """It goes on in the middle of its own run."""
+def test_an_outranked_coordinator_leads_when_it_is_restarted(tmp_path, gate):
+    """It continues its own run."""
     with Federation(tmp_path, "one") as f:
         first = f.coordinator(folder=str(tmp_path / "first"))
         one = f.raw("one", gate.work)
@@ -103,8 +103,8 @@ def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, g
         one.wait("finished")
 
 
-def test_a_run_under_a_fast_clock_keeps_no_later_run_out(tmp_path):
-    """Devices, the broker and the folder of runs remember its epoch; elsewhere a line says what to do."""
+def test_a_run_under_a_fast_clock_does_not_stop_later_runs(tmp_path):
+    """Devices, the broker and the folder of runs remember its epoch. With another folder, the log names a step."""
     with Federation(tmp_path, "one", rounds=1) as f:
         spring = f.coordinator(ahead=86_400.0, name="spring")
         one = f.raw("one")

@@ -1,4 +1,4 @@
-"""A signal at any instant of a coordinator's life leads to a documented exit code and no core dump.
+"""A signal to a coordinator at any time leads to a documented exit code and no core dump.
 
 The instants are random: `INSTANTS=300 python -m pytest tests/hostile/test_signals.py` tries more of them.
 """
@@ -43,7 +43,7 @@ def strike(process, chance):
 def struck(f, chance, number):
     """Start a coordinator and signal it at a random time; return its exit code and its log.
 
-    It goes on with the run of the coordinator before it, unless the draw says that it trains.
+    It continues the run of the coordinator before it, or in some draws begins a run in which it trains.
     """
     trains, broker = chance.random() < 0.3, chance.choice(["there", "there", "there", "goes", "gone"])
     if broker == "gone":
@@ -61,7 +61,7 @@ def struck(f, chance, number):
     return code, f.log_of(made)
 
 
-def test_a_coordinator_ends_by_a_signal_at_any_instant_with_an_exit_code_and_no_crash(tmp_path):
+def test_a_signal_ends_a_coordinator_at_any_time_with_an_exit_code_and_no_crash(tmp_path):
     chance = random.Random(INSTANTS)
     with Federation(tmp_path, "one", "two", policy=QUICK, rounds=60) as f:
         f.raw("one", again=0.3), f.raw("two", again=0.3)
@@ -83,7 +83,7 @@ def test_a_coordinator_ends_by_a_signal_at_any_instant_with_an_exit_code_and_no_
 
 
 @pytest.mark.parametrize("party", ["coordinator", "device"])
-def test_a_party_that_waits_for_its_broker_ends_in_good_order_by_a_signal(tmp_path, party):
+def test_a_party_that_waits_for_its_broker_ends_in_order_after_a_signal(tmp_path, party):
     with Federation(tmp_path, "one", policy=QUICK) as f:
         f.broker.stop()
         made = f.coordinator() if party == "coordinator" else f.device("one")
@@ -93,7 +93,7 @@ def test_a_party_that_waits_for_its_broker_ends_in_good_order_by_a_signal(tmp_pa
         assert f.log_of(made).splitlines()[-1] == "protofleet: ended in good order by SIGTERM"
 
 
-def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_at_once(tmp_path):
+def test_an_idle_device_that_waits_for_its_broker_is_drained_at_once(tmp_path):
     with Federation(tmp_path, "one", policy=QUICK) as f:
         f.broker.stop()
         made = f.device("one")
@@ -102,7 +102,7 @@ def test_a_device_that_waits_for_its_broker_and_has_nothing_in_hand_is_drained_a
         assert f.wait_for_end(made) == 0, f.log_of(made)
 
 
-def test_only_a_coordinator_that_ended_out_of_order_is_told_of_by_the_next_one(tmp_path):
+def test_only_an_unclean_end_of_a_coordinator_is_reported_by_the_next_coordinator(tmp_path):
     """The alert rule `CoordinatorRestarting` reads this gauge.
 
     A backup or another method stops a coordinator in order.

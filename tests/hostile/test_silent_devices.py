@@ -1,4 +1,4 @@
-"""A device that says hello and nothing else, among other devices: its cost for them."""
+"""The delay that a device which only sends hellos causes for the other devices."""
 
 import logging
 import statistics
@@ -34,7 +34,7 @@ def seconds_of_six_rounds(folder, devices, work_of_the_last):
         return 6 * statistics.median(line["seconds"] for line in f.rounds()[:6])
 
 
-def test_one_silent_device_of_four_costs_six_rounds_no_three_times_their_time(tmp_path):
+def test_a_silent_device_of_four_makes_six_rounds_at_most_three_times_as_long(tmp_path):
     without = seconds_of_six_rounds(tmp_path / "three", NAMES[:3], works)
     beside = seconds_of_six_rounds(tmp_path / "four", NAMES, lambda task: None)
     log.warning("%.1f s without, %.1f s beside it: %.2f times", without, beside, beside / without)
@@ -57,7 +57,7 @@ def participants(f):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_path, number):
+def test_a_restarted_coordinator_does_not_wait_the_patience_for_a_silent_device(tmp_path, number):
     """Two answers are ready by then, and one device works.
 
     No device waits 600 s, and the working device is not cut off.
@@ -76,7 +76,7 @@ def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_pat
         assert time.monotonic() - began < 120.0 and all(device.verdicts() for device in quick)
 
 
-def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tmp_path):
+def test_a_device_that_is_silent_in_the_last_evaluation_does_not_delay_the_end(tmp_path):
     # On a loaded machine the devices that answer at once may need more than half a second. They have 8 s here, and
     # the end waits no longer.
     policy = Policy(gather=4, straggler_seconds=8.0)
@@ -88,7 +88,7 @@ def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tm
         assert participants(f) == [sorted(NAMES), sorted(NAMES), ["one", "three", "two"]]
 
 
-def test_a_half_that_answers_at_once_does_not_shut_out_the_other(tmp_path):
+def test_devices_that_answer_at_once_do_not_exclude_the_slower_half(tmp_path):
     with Federation(tmp_path, *NAMES, rounds=2, policy=Policy(gather=4)) as f:
         for name in NAMES:
             f.raw(name, honest if name in NAMES[:2] else takes(3.0))

@@ -1,4 +1,4 @@
-"""A coordinator that stops and starts again while devices keep saying hello."""
+"""A coordinator that restarts while devices repeat their hellos."""
 
 import re
 import signal
@@ -33,7 +33,7 @@ def started_again(f, pause):
     before.say(signal.SIGTERM)
     f.wait_for_end(before)
     done = len(f.rounds())
-    time.sleep(pause)  # The devices notice that the coordinator is gone, and say hello.
+    time.sleep(pause)  # The devices notice that the coordinator is gone, and send hellos.
     after = f.coordinator(planted=LONG_RUN)
     f.wait_until(lambda: len(f.rounds()) > done + 1 or not after.runs(), "the next rounds")
     assert after.runs(), f.log_of(after)
@@ -44,7 +44,7 @@ def started_again(f, pause):
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_started_again_goes_on_where_it_was_however_many_hellos_wait_for_it(tmp_path):
+def test_a_restarted_coordinator_continues_its_run_with_any_number_of_waiting_hellos(tmp_path):
     with Federation(tmp_path, *DEVICES, rounds=100_000, policy=QUICK, class_names=NAMES) as f:
         f.coordinator()
         for name in DEVICES:
@@ -54,7 +54,7 @@ def test_a_coordinator_that_is_started_again_goes_on_where_it_was_however_many_h
 
 
 @pytest.mark.slow
-def test_both_parties_log_each_time_that_the_broker_is_back_and_how_long_it_was_gone(tmp_path):
+def test_both_parties_log_each_return_of_the_broker_and_how_long_it_was_gone(tmp_path):
     with Federation(tmp_path, "one", rounds=100_000, policy=QUICK_ALONE) as f:
         parties = [f.coordinator(), f.device("one", stays=True)]
         f.wait_until(lambda: f.rounds(), "a round")

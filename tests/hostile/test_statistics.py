@@ -1,4 +1,4 @@
-"""Answers of lying devices to a method that makes its head from sums: each is left out with a line that says why.
+"""Answers of lying devices to a method that makes its head from sums: each is left out with a reason.
 
 One run over a real broker has all of them. The answers of two honest devices decide the head.
 """
@@ -22,7 +22,7 @@ METHOD = {"name": "fed3r", "least_samples": 1}
 
 
 def statistics(seed=0, labels=(0, 1, 2, 0, 1, 2, 0, 1, 2, 0)):
-    """Return what an honest device sends about samples of these classes."""
+    """Return the arrays of an honest device with samples of these classes."""
     z = np.random.default_rng(seed).normal(size=(len(labels), D))
     x = np.hstack([z * np.sqrt(D) / np.linalg.norm(z, axis=1, keepdims=True), np.ones((len(labels), 1))])
     y = np.array(labels)
@@ -104,7 +104,7 @@ def finished_run(tmp_path_factory):
         return Story(code, f.rounds(), verdicts, f.log_of(coordinator))
 
 
-def test_the_round_goes_on_with_the_answers_of_the_others(finished_run):
+def test_the_round_ends_with_the_answers_of_the_other_devices(finished_run):
     assert finished_run.code == 0 and "Traceback" not in finished_run.log, finished_run.log[-2000:]
     first = finished_run.rounds[0]
     assert sorted(first["participants"]) == sorted(["one", "two", *UNUSED])
@@ -140,9 +140,7 @@ ENDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
-def test_a_run_whose_devices_can_give_no_head_ends_with_one_line_and_the_code_of_wrong_settings(
-    tmp_path, name
-):
+def test_a_run_whose_devices_give_no_head_ends_with_one_line_and_exit_code_2(tmp_path, name):
     settings, labels, words = ENDS[name]
     sent = statistics(0, labels) if name == "no penalty" else {
         "gram": np.zeros(15, np.float32), "targets": np.zeros((0, 5), np.float32),
@@ -160,4 +158,4 @@ def test_a_run_whose_devices_can_give_no_head_ends_with_one_line_and_the_code_of
         log = f.log_of(coordinator)
         assert "Traceback" not in log and log.splitlines()[-1].startswith("protofleet: ")
         assert words in log.splitlines()[-1], json.dumps(log.splitlines()[-3:])
-        assert f.wait_for_end(f.coordinator(), 60) == 2, "and it stays so"
+        assert f.wait_for_end(f.coordinator(), 60) == 2, "a restart ends in the same way"

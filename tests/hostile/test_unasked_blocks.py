@@ -1,4 +1,4 @@
-"""Broadcasts of one block are sent once without a request; every frame in their name is counted."""
+"""Broadcasts of one block are sent once without a request; each malformed block on their topic is counted."""
 
 import urllib.request
 
@@ -10,7 +10,7 @@ RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)
 HELLOS = 30
 
 
-def test_a_device_that_says_hello_again_and_again_is_sent_the_block_once(tmp_path):
+def test_a_device_that_repeats_its_hello_gets_the_block_once(tmp_path):
     with Federation(tmp_path, "bad", "one", taken_over=True, rounds=1, policy=RULES) as f:
         f.coordinator()
         bad = f.raw("bad", lambda task: None, hello={"can": ["inline"]}, again=1000.0)
@@ -31,7 +31,7 @@ def unreadable(port):
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_short_blocks_on_the_topic_of_all_are_counted(tmp_path):
+def test_short_blocks_on_the_common_topic_are_counted(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=RULES) as f:
         f.coordinator()
         port = free_port()

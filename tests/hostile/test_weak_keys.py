@@ -1,4 +1,4 @@
-"""A run goes on without a device that was enrolled with keys of small order before there was a check."""
+"""A run continues without a device that was enrolled with keys of small order before there was a check."""
 
 import time
 
@@ -18,7 +18,7 @@ def enrol_weakly(federation, name, sign, receive):
     path.write_text(armoured(RECORD, sign_statement(RECORD, body, federation.fleet.authority().keys)))
 
 
-def test_records_with_keys_of_small_order_stop_nobody_but_their_own_devices(tmp_path):
+def test_records_with_keys_of_small_order_stop_only_their_own_devices(tmp_path):
     both = Policy(quorum=2, gather=2)
     with Federation(tmp_path, "one", "two", "open", "forged", rounds=2, policy=both) as f:
         weak = []

@@ -1,4 +1,4 @@
-"""A device that claims a million samples, in training and in its measurements, among three honest ones."""
+"""A device that claims a million samples, in training and in its measurements, together with three honest ones."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def measuring(accuracy, validation, samples):
 
 
 @pytest.mark.slow
-def test_one_device_of_four_decides_no_published_number(tmp_path):
+def test_one_device_of_four_does_not_decide_the_published_numbers(tmp_path):
     """Without the cap its weight is 0.99997. Pooled accuracy was 0.00003, and the first model was best."""
     with Federation(tmp_path, *NAMES, policy=FOUR, rounds=2) as f:
         coordinator = f.coordinator()
@@ -49,7 +49,7 @@ def test_one_device_of_four_decides_no_published_number(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_device_of_four_ends_no_run(tmp_path):
+def test_one_device_of_four_does_not_stop_the_run(tmp_path):
     """The mean over devices would be 0.625, the median is 0.5."""
     policy = replace(FOUR, stop=Stop(accuracy=0.6))
     with Federation(tmp_path, *NAMES, policy=policy, rounds=2) as f:

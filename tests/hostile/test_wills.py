@@ -28,7 +28,7 @@ def wills(f, device, outcome):
     return f.metrics().get(f'protofleet_device_wills_total{{device="{device}",outcome="{outcome}"}}', 0.0)
 
 
-def test_a_device_whose_will_is_said_all_the_time_takes_part_in_every_round(tmp_path):
+def test_a_device_whose_will_is_repeated_all_the_time_takes_part_in_each_round(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=5, policy=RULES) as f:
         gate = []
         coordinator = f.coordinator()
@@ -46,7 +46,7 @@ def test_a_device_whose_will_is_said_all_the_time_takes_part_in_every_round(tmp_
         one.wait("finished")
 
 
-def test_a_device_that_is_really_gone_is_waited_for_no_longer_than_the_grace(tmp_path):
+def test_a_round_waits_for_a_device_that_left_only_for_the_grace_time(tmp_path):
     with Federation(tmp_path, "one", "two", rounds=3, policy=RULES) as f:
         coordinator = f.coordinator()
         gone = []
@@ -57,10 +57,10 @@ def test_a_device_that_is_really_gone_is_waited_for_no_longer_than_the_grace(tmp
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         second = f.rounds()[1]
         assert second["participants"] == ["one"] and second["seconds"] < 60
-        assert f.rounds()[2]["phases"][0]["asked"] == ["one"], "who has left is not asked"
+        assert f.rounds()[2]["phases"][0]["asked"] == ["one"], "a device that left gets no task"
 
 
-def test_a_device_that_comes_back_within_the_grace_is_asked_again(tmp_path):
+def test_a_device_that_returns_within_the_grace_time_is_asked_again(tmp_path):
     patient = replace(RULES, grace_seconds=60.0)  # Seconds; a loaded machine connects again in less.
     with Federation(tmp_path, "one", "two", rounds=2, policy=patient) as f:
         coordinator = f.coordinator()
@@ -88,7 +88,7 @@ def heard_again(f):
     return any(n for name, n in f.metrics().items() if "messages_total" in name and '"duplicate"' in name)
 
 
-def test_a_will_keeps_no_device_seen(tmp_path):
+def test_a_will_does_not_count_as_a_sign_of_life_of_its_device(tmp_path):
     """The broker publishes the will once when the device has left, and then again and again."""
     rules = Policy(gather=2, quorum=1, grace_seconds=10.0, straggler_factor=0.0)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
@@ -99,14 +99,14 @@ def test_a_will_keeps_no_device_seen(tmp_path):
         two.wait("task")
         two.die()
         died = time.time()
-        f.wait_until(lambda: wills(f, "two", "left"), "its leave, after the grace")
+        f.wait_until(lambda: wills(f, "two", "left"), "its leaving, after the grace time")
         will = f.proxy.wills["two"]
         for _ in range(5):
             f.proxy.tell("coordinator", will.topic, will.data)
         hello = f.proxy.frames("hello", "two")[0]
         f.proxy.tell("coordinator", hello.topic, hello.data)
-        f.wait_until(lambda: heard_again(f), "an old hello of it, behind its wills")
-        f.wait_until(lambda: last_seen(f, "one") > died + 8, "a word of the one that lives")
+        f.wait_until(lambda: heard_again(f), "an old hello of it, after its wills")
+        f.wait_until(lambda: last_seen(f, "one") > died + 8, "a message of the other device")
         assert 0 < last_seen(f, "two") < died + 8
         gate.append("open")
         assert f.wait_for_end(coordinator) == 0, f.last_words()
@@ -126,7 +126,7 @@ MUTE = {"says_hello": False, "again": 1000.0}  # The device sends only what the 
 
 
 @pytest.mark.parametrize("breaks", [dies_and_starts_again, connects_again])
-def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_first(tmp_path, breaks):
+def test_a_will_after_a_broken_connection_is_not_reported_as_a_fault_of_the_broker(tmp_path, breaks):
     rules = Policy(gather=2, quorum=1, grace_seconds=60.0, settle_seconds=0.2)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
         coordinator = f.coordinator()

@@ -1,4 +1,4 @@
-"""The hellos of present devices say whether a run of a backup may go on."""
+"""The hellos of present devices decide if a run that was restored from a backup may continue."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def said(rounds, device, answered, run="red", boot=1, can=(RUNS,)):
     rounds.hello_received(Received(device, hello, run, 1, boot=boot), hello)
 
 
-def test_a_device_that_was_started_again_must_say_anew_what_it_has_answered():
+def test_a_restarted_device_must_report_its_answered_rounds_again():
     rounds = AnsweredRounds()
     said(rounds, "a", 5)
     said(rounds, "a", 0, run="blue")
@@ -22,7 +22,7 @@ def test_a_device_that_was_started_again_must_say_anew_what_it_has_answered():
     assert rounds.of("red") == {"a": 0} and not rounds.has_any("a", ("red",))
 
 
-def test_a_device_that_left_and_a_device_of_one_run_say_nothing():
+def test_devices_that_left_and_devices_of_one_run_report_no_answered_rounds():
     rounds = AnsweredRounds()
     said(rounds, "gone", 5)
     rounds.left("gone")
@@ -43,7 +43,7 @@ def test_a_device_that_left_and_a_device_of_one_run_say_nothing():
         ({"a": 2, "b": 0, "c": 9}, ""),
     ],
 )
-def test_a_run_goes_on_if_a_quorum_is_not_ahead_of_it_and_no_quorum_is(rounds, words):
+def test_a_run_continues_only_if_a_quorum_is_not_ahead_and_less_than_a_quorum_is_ahead(rounds, words):
     found = behind_words("red", 2, rounds, 2)
     assert found.startswith(words) and bool(found) == bool(words)
     assert not found or "`protofleet resume red --new-generation`" in found

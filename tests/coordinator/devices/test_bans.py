@@ -1,4 +1,4 @@
-"""No device is banned for ever: a ban ends by itself, also after a restart, and unknown senders share one pause."""
+"""Each ban ends after a limited time, also after a restart, and all unknown senders share one pause."""
 
 import os
 
@@ -15,7 +15,7 @@ NAME = "device-1"
 
 
 class Clock:
-    """A clock like that of the machine, which goes on while no process runs."""
+    """A clock like that of the machine, which continues while no process runs."""
 
     def __init__(self):
         self.now = 1_700_000_000.0
@@ -39,7 +39,7 @@ def length(folder, clock, bans):
     return clock.now - begun
 
 
-def test_a_ban_ends_by_itself_and_each_next_one_is_twice_as_long_up_to_a_day(tmp_path, clock):
+def test_a_ban_ends_after_its_time_and_each_next_ban_is_twice_as_long_up_to_a_day(tmp_path, clock):
     bans, lengths = Bans(tmp_path, clock=clock), []
     for _ in range(7):
         assert bans.ban(NAME, clock.now) and not bans.ban(NAME, clock.now) and bans.drops(NAME)
@@ -47,7 +47,7 @@ def test_a_ban_ends_by_itself_and_each_next_one_is_twice_as_long_up_to_a_day(tmp
     assert lengths == [HOUR, 2 * HOUR, 4 * HOUR, 8 * HOUR, 16 * HOUR, DAY, DAY]
 
 
-def test_a_restart_neither_shortens_nor_lengthens_a_ban_nor_forgets_how_many_there_were(tmp_path, clock):
+def test_a_restart_changes_neither_the_length_of_a_ban_nor_the_number_of_bans(tmp_path, clock):
     Bans(tmp_path, clock=clock).ban(NAME, 5.0)
     clock.now += HOUR / 2
     again = Bans(tmp_path, clock=clock)
@@ -57,7 +57,7 @@ def test_a_restart_neither_shortens_nor_lengthens_a_ban_nor_forgets_how_many_the
     assert length(tmp_path, clock, Bans(tmp_path, clock=clock)) == 2 * HOUR
 
 
-def test_a_quiet_day_after_its_end_forgets_a_ban(tmp_path, clock):
+def test_a_ban_is_forgotten_a_quiet_day_after_its_end(tmp_path, clock):
     bans = Bans(tmp_path, clock=clock)
     bans.ban(NAME, clock.now)
     clock.now += HOUR + DAY
@@ -68,7 +68,7 @@ def test_a_quiet_day_after_its_end_forgets_a_ban(tmp_path, clock):
     assert length(tmp_path, clock, bans) == HOUR
 
 
-def test_lifting_a_ban_is_seen_at_once_and_forgets_it(tmp_path, clock):
+def test_a_lifted_ban_ends_at_once_and_is_forgotten(tmp_path, clock):
     bans = Bans(tmp_path, clock=clock)
     bans.ban(NAME, 1.0)
     lift(tmp_path, NAME)
@@ -80,7 +80,7 @@ def test_lifting_a_ban_is_seen_at_once_and_forgets_it(tmp_path, clock):
 @pytest.mark.parametrize(
     "text", ["it floods\n", "", "\x00\x00", "nan 1\n", "inf 2\n", "1 2 3\n", "soon never\n"]
 )
-def test_a_file_that_says_no_time_lasts_an_hour_from_when_it_was_written(tmp_path, clock, text):
+def test_a_ban_file_without_a_time_lasts_an_hour_from_its_modification_time(tmp_path, clock, text):
     (tmp_path / "banned").mkdir()
     path = tmp_path / "banned" / NAME
     path.write_text(text)
@@ -89,13 +89,13 @@ def test_a_file_that_says_no_time_lasts_an_hour_from_when_it_was_written(tmp_pat
     assert bans.drops(NAME) and length(tmp_path, clock, bans) == HOUR * 3 / 4
 
 
-def test_a_clock_that_was_set_back_leaves_nobody_banned_for_years(tmp_path, clock):
+def test_a_clock_that_was_set_back_does_not_extend_a_ban(tmp_path, clock):
     Bans(tmp_path, clock=clock).ban(NAME, 1.0)
     clock.now -= 1000 * DAY
     assert not Bans(tmp_path, clock=clock).drops(NAME)
 
 
-def test_a_pause_is_one_offence_however_often_it_is_said_and_its_doubling_has_an_end(tmp_path):
+def test_repeated_errors_during_a_pause_do_not_extend_it_and_pauses_double_up_to_a_day(tmp_path):
     bans, now = Bans(tmp_path), 0.0
     assert [bans.pause(NAME, 0.0) for _ in range(1100)] == [60.0] * 1100
     lengths = []
@@ -104,7 +104,7 @@ def test_a_pause_is_one_offence_however_often_it_is_said_and_its_doubling_has_an
     assert lengths[:3] == [120.0, 240.0, 480.0] and lengths[10:] == [DAY] * 1090
 
 
-def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_transfer(tmp_path, monkeypatch):
+def test_all_invented_names_share_one_pause_that_stops_no_honest_transfer(tmp_path, monkeypatch):
     monkeypatch.setattr("protofleet.protocol.link.run_part.INLINE", 64)
     policy = RunPolicy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = simulation(tmp_path, "fedavg", policy=policy)

@@ -18,11 +18,11 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import NAMES, shard, simulation
 
 OTHER = ("cat", "cow", "owl")
-LISTENING = 1000.0  # seconds until all devices have been heard
+LISTENING = 1000.0  # A time after the end of the listening time.
 PATIENT = RunPolicy(rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
-def naming(stated=(), known=None):
+def new_vote(stated=(), known=None):
     return ClassNameVote(3, stated, known, 600.0)
 
 
@@ -38,40 +38,40 @@ def judged(made, *hellos, now=0.0):
     return [made.judge(each, now) for each in hellos]
 
 
-# -- one list of names, and the names that each device says
+# -- the vote, without a coordinator
 
 
-def test_what_is_stated_refuses_with_both_lists_and_the_first_difference():
-    (problem,) = judged(naming(NAMES), hello("a", OTHER))
+def test_names_that_differ_from_the_settings_are_refused_with_both_lists_and_the_difference():
+    (problem,) = judged(new_vote(NAMES), hello("a", OTHER))
     assert problem.reason is Reason.UNFIT
     assert problem.message == (
         "its classes have other names: class 1 is 'cow' in its data and 'dog' in this run; "
         "its data: cat, cow, owl; this run: cat, dog, owl"
     )
-    assert judged(naming(NAMES), hello("a"), by_hash("b"), hello("c", ())) == [None] * 3
+    assert judged(new_vote(NAMES), hello("a"), by_hash("b"), hello("c", ())) == [None] * 3
 
 
-def test_names_that_are_said_by_their_hash_are_compared_too():
-    (problem,) = judged(naming(NAMES), by_hash("a", OTHER))
+def test_names_that_are_sent_as_a_hash_are_compared_too():
+    (problem,) = judged(new_vote(NAMES), by_hash("a", OTHER))
     assert digest_of(OTHER).hex()[:16] in problem.message and problem.message.endswith(
         "this run: cat, dog, owl"
     )
 
 
-def test_more_names_than_classes_are_refused():
-    (problem,) = judged(naming(), hello("a", ("cat", "dog")))
+def test_a_device_with_fewer_names_than_classes_is_refused():
+    (problem,) = judged(new_vote(), hello("a", ("cat", "dog")))
     assert problem.message == "it has 2 class names, this run has 3 classes"
 
 
-def test_nothing_is_fixed_by_one_device_and_nobody_is_told():
-    made = naming()
+def test_one_device_alone_fixes_no_names():
+    made = new_vote()
     judged(made, hello("a"))
     made.fix_if_decided()
     assert made.fixed is None and made.names == ()
 
 
-def test_two_of_three_fix_it_when_a_round_begins_and_the_third_is_refused():
-    made = naming()
+def test_two_of_three_devices_fix_the_names_when_a_round_begins_and_the_third_is_refused():
+    made = new_vote()
     assert judged(made, hello("liar", OTHER), hello("a"), hello("b")) == [None] * 3
     assert [h.device for h in made.outvoted()] == ["liar"] and [h.device for h in made.released()] == ["a"]
     judged(made, hello("a"))
@@ -81,30 +81,30 @@ def test_two_of_three_fix_it_when_a_round_begins_and_the_third_is_refused():
     assert "class 1 is 'cow' in its data" in problem.message
 
 
-def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says_for_what(caplog):
-    made = naming()
+def test_a_device_with_other_names_waits_for_more_devices_and_the_log_gives_the_reason(caplog):
+    made = new_vote()
     assert judged(made, hello("a"), hello("b", OTHER), now=5.0) == [None, None]
     assert made.waits("b") and not made.waits("a") and made.wake_at == 5.0 + LISTEN_SECONDS
     for now in range(int(made.wake_at) - 1, 3000, 15):
         made.wake(now)
         judged(made, hello("a"), hello("b", OTHER), now=now)
         assert made.waits("b") and not made.refused() and made.is_open
-    assert made.wake_at == float("inf"), "there is nothing more to wake for"
+    assert made.wake_at == float("inf"), "the vote needs no more wake-ups"
     said = [r.getMessage() for r in caplog.records if "b has other class names" in r.getMessage()]
     assert 1 <= len(said) <= 6 and "set class_names in the coordinator's settings" in said[0]
 
 
-def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
-    made = naming()
+def test_after_the_listening_time_names_are_fixed_as_soon_as_most_devices_agree():
+    made = new_vote()
     judged(made, hello("liar", OTHER), hello("a"))
     made.wake(LISTENING)
     judged(made, hello("b"))
     assert made.names == NAMES and [*made.refused()] == [] and [h.device for h in made.released()] == ["a"]
-    assert made.released() == [], "each is told once"
+    assert made.released() == [], "each device is released once"
 
 
-def test_in_a_tie_all_wait_and_who_is_alone_or_agrees_with_all_does_not(caplog):
-    made = naming()
+def test_both_devices_wait_in_a_tie_and_no_device_waits_if_all_names_agree(caplog):
+    made = new_vote()
     judged(made, hello("liar", OTHER))
     assert made.outvoted() == [] and not made.waits("liar"), "all agree"
     judged(made, hello("a"))
@@ -117,8 +117,8 @@ def test_in_a_tie_all_wait_and_who_is_alone_or_agrees_with_all_does_not(caplog):
     assert made.waits("a") is False and made.outvoted() == [], "it has changed its data, and all agree again"
 
 
-def test_two_of_four_that_say_three_lists_take_no_part_either():
-    made = naming()
+def test_no_device_takes_part_if_two_of_four_devices_agree_and_two_have_other_names():
+    made = new_vote()
     judged(made, hello("a"), hello("b"), hello("c", OTHER))
     assert made.outvoted() == [] and not made.waits("a") and made.waits("c"), "two of three could fix it"
     judged(made, hello("d", ("owl", "dog", "cat")))
@@ -127,7 +127,7 @@ def test_two_of_four_that_say_three_lists_take_no_part_either():
     assert made.is_open
 
 
-def test_who_is_not_enrolled_any_more_has_said_nothing():
+def test_the_names_of_a_device_that_is_no_longer_enrolled_do_not_count():
     enrolled = {"liar", "a"}
     made = ClassNameVote(3, (), None, 600.0, enrolled.__contains__)
     judged(made, hello("liar", OTHER), hello("a"))
@@ -138,8 +138,8 @@ def test_who_is_not_enrolled_any_more_has_said_nothing():
     assert [h.device for h in made.released()] == ["a"]
 
 
-def test_who_has_left_in_a_tie_counts_when_a_third_comes():
-    made = naming()
+def test_the_names_of_a_device_that_left_in_a_tie_count_when_a_third_device_comes():
+    made = new_vote()
     judged(made, hello("liar", OTHER), hello("a"))
     made.wake(LISTENING)
     made.refused()
@@ -153,8 +153,8 @@ def test_who_has_left_in_a_tie_counts_when_a_third_comes():
     st.lists(st.tuples(st.sampled_from(["liar", "a", "b", "c"]), st.booleans(), st.booleans()), max_size=30),
     st.lists(st.sampled_from([OTHER, ("owl", "dog", "cat"), NAMES, ()]), min_size=30, max_size=30),
 )
-def test_one_liar_decides_nothing_whatever_it_says_and_whenever(said, lies):
-    made = naming()
+def test_one_liar_fixes_no_names_with_any_list_at_any_time(said, lies):
+    made = new_vote()
     for (device, settles, looks), lie in zip(said, lies, strict=False):
         judged(made, hello(device, lie if device == "liar" else NAMES))
         if settles:
@@ -168,21 +168,21 @@ def test_one_liar_decides_nothing_whatever_it_says_and_whenever(said, lies):
     assert judged(made, *map(hello, honest)) == [None, None] and not any(map(made.waits, honest))
 
 
-def test_a_device_that_says_none_is_taken_with_one_warning(caplog):
-    made = naming(NAMES)
+def test_a_device_without_class_names_is_accepted_with_one_warning(caplog):
+    made = new_vote(NAMES)
     assert judged(made, hello("old", ()), hello("old", ()), hello("older", ())) == [None] * 3
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == 2 and warned[0].startswith("old sends no class names, so nothing shows")
 
 
-def test_settings_above_what_a_run_has_called_its_classes_are_warned_of(caplog):
-    made = naming()
+def test_a_warning_names_settings_that_differ_from_the_class_names_of_the_run(caplog):
+    made = new_vote()
     judged(made, hello("a"), hello("b"))
     made.fix_if_decided()
-    again = naming(OTHER, made.fixed)
+    again = new_vote(OTHER, made.fixed)
     assert again.names == OTHER and not again.saved
     assert "class 1 is 'cow' in class_names and 'dog' in the run so far" in caplog.text
-    assert naming(NAMES, made.fixed).saved
+    assert new_vote(NAMES, made.fixed).saved
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_settings_above_what_a_run_has_called_its_classes_are_warned_of(caplog):
         (("cat", "dog", "ow\x1bl"), "is no name of a class"),
     ],
 )
-def test_class_names_that_cannot_be_used_are_one_line(names, words):
+def test_invalid_class_names_in_the_settings_are_refused(names, words):
     with pytest.raises(ValueError, match=words):
         CoordinatorSettings("run", 1, 3, {"name": "fedavg"}, class_names=names)
 
@@ -206,7 +206,7 @@ def odd_one(device="device-2", names=OTHER):
 
 
 @pytest.mark.parametrize("odd", ["device-0", "device-1", "device-2"])
-def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, odd):
+def test_the_one_device_with_other_names_is_refused_and_the_run_continues(tmp_path, odd):
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(odd))
     run.run(lambda: run.agents[odd].finished)
     assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].view.problem
@@ -215,7 +215,9 @@ def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, 
     assert odd not in run.service.run.participants.members and len(run.service.run.participants.members) == 2
 
 
-def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path):
+def test_the_device_with_other_names_is_refused_after_the_listening_time_if_the_quorum_is_all_devices(
+    tmp_path,
+):
     policy = replace(PATIENT, quorum=3, patience_seconds=600.0)
     run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one())
     run.run(lambda: run.agents["device-2"].finished)
@@ -224,7 +226,7 @@ def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path)
     assert not any(run.agents[name].finished for name in ("device-0", "device-1"))
 
 
-def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
+def test_fixed_names_survive_a_restart_of_the_coordinator(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=40))
     run.run(lambda: run.service.run.machine.round == 2)
     run.kill("coordinator")
@@ -239,7 +241,7 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
 
 
 class Cohorts:
-    """An observer that keeps which devices are asked together."""
+    """An observer that notes the cohort of each task."""
 
     def __init__(self):
         self.drawn = set()
@@ -255,7 +257,9 @@ class Cohorts:
 
 
 @pytest.mark.parametrize("settings", [(), OTHER])
-def test_who_took_part_before_a_restart_is_not_asked_with_one_that_says_other_names_first(tmp_path, settings):
+def test_devices_with_different_names_get_no_common_task_after_a_restart_of_the_coordinator(
+    tmp_path, settings
+):
     """The network of that device is down when the next coordinator starts, and the broker has not noticed yet."""
     policy = RunPolicy(rounds=40, quorum=1, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
     cohorts = Cohorts()
@@ -276,7 +280,7 @@ def test_who_took_part_before_a_restart_is_not_asked_with_one_that_says_other_na
     assert run.service.finished is bool(settings), "in a tie both wait"
 
 
-def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp_path, monkeypatch, caplog):
+def test_a_device_leaves_if_the_plan_has_other_class_names(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(ClassNameVote, "judge", lambda self, hello, now: None)
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(), class_names=NAMES)
     with caplog.at_level(logging.WARNING):
@@ -289,7 +293,7 @@ def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp
     assert run.service.finished
 
 
-def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_path):
+def test_a_device_sends_its_names_in_full_once_per_coordinator_and_connection(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=3))
     said = []
     judge = ClassNameVote.judge
@@ -305,7 +309,7 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
         ClassNameVote.judge = judge
     second = [h for h in said if h.device == "device-1"]
     assert [bool(h.names) for h in first] == [True, False], (
-        "what it said before it heard the epoch is not judged"
+        "a hello from before the device knew the epoch is not judged"
     )
     assert [bool(h.names) for h in second] == [True] + [False] * (len(second) - 1)
     for said in (first, second):
@@ -313,7 +317,7 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
         assert not any(h.names and h.names_hash for h in said)
 
 
-def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
+def test_names_that_are_too_long_for_a_packet_are_sent_as_a_hash(tmp_path):
     names = tuple(f"{i}-{'x' * 50}" for i in range(3))
     shards = {f"device-{i}": replace(shard(i), names=names if i else OTHER) for i in range(3)}
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=shards, class_names=names)
@@ -325,8 +329,8 @@ def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
     assert digest_of(OTHER).hex()[:16] in run.agents["device-0"].view.problem
 
 
-def test_what_an_index_keeps_is_read_again(tmp_path):
-    made = naming()
+def test_the_index_returns_the_saved_class_names_after_a_restart(tmp_path):
+    made = new_vote()
     judged(made, hello("a"), hello("b"))
     made.fix_if_decided()
     spool = Spool(tmp_path, durable=False)

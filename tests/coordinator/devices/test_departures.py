@@ -1,4 +1,4 @@
-"""A message of departure counts unless its device has said hello since."""
+"""A bye or a will counts unless its device has sent a hello after it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def said(message, boot, sequence):
     return Received("one", message, "run", 1, sequence=sequence, boot=boot)
 
 
-def test_a_leave_of_a_lower_number_than_a_hello_is_overtaken_and_a_will_never():
+def test_a_bye_with_a_lower_sequence_than_the_hello_is_stale_and_a_will_is_never_stale():
     departures = Departures()
     assert not departures.is_stale(said(BYE, 5, 1), newest=1)
     departures.hello_received(said(HELLO, 5, 8), newest=8)
     assert [departures.is_stale(said(BYE, 5, n), newest=9) for n in (0, 7, 9)] == [False, True, False]
 
 
-def test_a_hello_that_comes_late_takes_no_later_one_back():
+def test_a_late_hello_does_not_replace_a_newer_hello():
     departures = Departures()
     departures.hello_received(said(HELLO, 5, 8), newest=8)
     departures.hello_received(said(HELLO, 5, 3), newest=8)
     assert departures.is_stale(said(BYE, 5, 7), newest=8)
 
 
-def test_a_later_start_and_one_with_other_keys_begin_their_numbers_anew():
+def test_a_new_boot_and_new_keys_start_the_sequence_again():
     departures = Departures()
     departures.hello_received(said(HELLO, 5, 8), newest=8)
     assert not departures.is_stale(said(BYE, 6, 3), newest=3)

@@ -72,7 +72,7 @@ def asking(monkeypatch):
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, caplog, handler):
+def test_an_error_in_the_work_for_one_device_stops_only_that_device(tmp_path, monkeypatch, caplog, handler):
     if handler == "want":
         asking(monkeypatch)
     run = simulation(tmp_path, "fedavg", policy=POLICY)
@@ -91,7 +91,7 @@ def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("moment", ["take", "wake", "fill"])
-def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment):
+def test_an_error_in_a_fetch_stops_only_the_device_of_the_fetch(tmp_path, monkeypatch, moment):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
 
@@ -99,7 +99,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
         """A fetch of the coordinator, not of a device."""
 
     if moment == "wake":
-        Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
+        Fetched.take = lambda fetch, *rest: ({}, False)  # Then it requests the blocks again.
     plant(monkeypatch, Fetched, moment, times=1)
     monkeypatch.setattr("protofleet.protocol.link.answer_fetcher.ObjectFetch", Fetched)
     run.clock.run(lambda: run.service.context.error_boundary.cut_off > 0, run.clock.now + 60)
@@ -107,7 +107,9 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     assert not run.service.stopped
 
 
-def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, monkeypatch, caplog):
+def test_an_error_in_a_delayed_block_counts_for_the_device_that_requested_it_first(
+    tmp_path, monkeypatch, caplog
+):
     """One device asks late, so blocks wait for it, and no message of a device is handled when they are sent."""
     asking(monkeypatch)
     run = simulation(tmp_path, "fedavg", policy=POLICY)
@@ -125,7 +127,7 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     assert said.startswith("an internal error occurred in the work for device-") and BAD not in said
 
 
-def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
+def test_an_error_of_an_unknown_sender_aborts_no_fetch(tmp_path, monkeypatch):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
     begun, taken = [], []
@@ -144,10 +146,12 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
     monkeypatch.setattr(ObjectFetch, "take", error_meanwhile)
     run.run()
     of_answers = [folder for folder in begun if "updates" in folder.parts]
-    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), "each is begun once"
+    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), (
+        "each fetch is begun once"
+    )
 
 
-def test_who_was_cut_off_is_heard_again_after_a_while_that_doubles(tmp_path, monkeypatch):
+def test_a_paused_device_is_accepted_again_after_a_time_that_doubles(tmp_path, monkeypatch):
     bans = Bans(tmp_path)
     assert [bans.pause(BAD, 1000.0 * n) for n in range(3)] == [60.0, 120.0, 240.0]
     assert bans.drops(BAD) and not bans.drops("device-2")
@@ -169,7 +173,7 @@ class Faulty:
     answered = stepped = happened
 
 
-def test_an_observer_that_raises_costs_no_command_and_no_other_observer(tmp_path):
+def test_an_observer_that_raises_stops_no_command_and_no_other_observer(tmp_path):
     class Counts:
         def __init__(self):
             self.called = 0
@@ -187,7 +191,9 @@ def test_an_observer_that_raises_costs_no_command_and_no_other_observer(tmp_path
 
 @pytest.mark.parametrize("what", [FencedError, OSError, MemoryError])
 @pytest.mark.parametrize("place", [(AnswerReceiver, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
-def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch, place, what):
+def test_an_error_of_the_machine_is_raised_even_if_a_message_of_a_device_caused_it(
+    tmp_path, monkeypatch, place, what
+):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     plant(monkeypatch, *place, what=lambda words: what(errno.EIO, words) if what is OSError else what(words))
     with pytest.raises(what):
@@ -195,7 +201,7 @@ def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("step", ["save", "close_phase", "accept"])
-def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
+def test_an_error_in_a_durable_step_is_raised_and_stops_no_device(tmp_path, monkeypatch, step):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     plant(monkeypatch, Spool, step)
     with pytest.raises(OurFault, match="could not be carried out"):
@@ -203,7 +209,7 @@ def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
     assert run.service.context.error_boundary.cut_off == 0
 
 
-def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
+def test_a_key_that_disappears_between_two_reads_is_read_once(tmp_path):
     class Vanishing(dict):
         """A folder of records in which each record can be read only once."""
 

@@ -1,4 +1,4 @@
-"""The coordinator believes claims of devices only within limits, and a refused answer leaves nothing behind."""
+"""The coordinator accepts claims of devices only within limits, and a refused update leaves no file or metric."""
 
 import numpy as np
 import pytest
@@ -32,14 +32,14 @@ class Watched:
         return found
 
 
-def test_no_number_is_read_of_an_answer_whose_last_array_has_a_wrong_shape():
+def test_an_update_whose_last_array_has_a_wrong_shape_is_refused_before_its_numbers_are_read():
     watched = Watched({"a": np.zeros(1000, np.float32), "b": np.zeros((2, 3), np.int8)})
     wants = {"a": TensorSpec(("n",)), "b": TensorSpec((3, 2), "int8")}
     assert problem_with(wants, watched.payload()).reason is Reason.WRONG_SHAPE
     assert watched.reads == []
 
 
-def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
+def test_a_large_array_is_checked_in_slices_up_to_its_end():
     numbers = np.zeros(2 * SLICE + 5, np.float32)
     wants = {"features": TensorSpec(("n",), low=-1, high=1, most=1 << 30)}
     watched = Watched({"features": numbers})
@@ -54,7 +54,7 @@ def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
         assert problem_with(wants, Watched({"features": numbers}).payload()).reason is reason
 
 
-def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
+def test_the_norm_of_an_array_covers_all_slices_and_is_compared_with_the_limit():
     """One device must not outweigh all others. The squares of allowed values would overflow a float32."""
     wants = {"weights": TensorSpec(("n",), most=1 << 30)}
     numbers = np.full(2 * SLICE, 3.0, np.float32)
@@ -66,7 +66,7 @@ def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
     assert problem_with({"weights": TensorSpec((1,))}, {"weights": torch.tensor([1e30])}, norm=1e31) is None
 
 
-def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
+def test_an_update_above_the_norm_limit_of_the_settings_is_refused(tmp_path):
     run = simulation(tmp_path, METHOD, policy=POLICY, limits=CoordinatorLimits(norm=500.0))
     liar = add_liar(run)
     boosted = good(prototypes=np.full((3, D), 1e3, np.float32))
@@ -77,7 +77,7 @@ def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
     assert "a norm of" in liar.verdicts()[0][1] and run.service.run.link.meter.rejected[Reason.OUT_OF_BOUNDS]
 
 
-def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
+def test_counts_are_compared_with_the_examples_only_if_they_count_examples():
     counts = {"counts": torch.tensor([5, 6])}
     for of_examples, examples, reason in ((True, 11, None), (True, 10, Reason.BAD_CLAIM), (False, 10, None)):
         problem = problem_with(
@@ -86,13 +86,13 @@ def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
         assert (problem and problem.reason) == reason
 
 
-def test_a_liar_makes_no_series_without_end():
+def test_a_liar_cannot_create_metric_series_without_limit():
     names = BoundedLabels(3)
     assert [names.label(f"view-{i}") for i in range(5)] == ["view-0", "view-1", "view-2", "other", "other"]
     assert names.label("view-1") == "view-1"
 
 
-def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
+def test_the_metrics_of_a_refused_update_reach_no_observer(tmp_path):
     told = []
 
     class Refused:
@@ -114,7 +114,7 @@ def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
     assert set(told) == {"device-0", "device-1", "device-2"}
 
 
-def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tmp_path):
+def test_a_refused_update_is_deleted_unless_the_same_bytes_were_accepted(tmp_path):
     spool = Spool(tmp_path, durable=False)
     kept, gone = spool.store("a").put_bytes(b"kept"), spool.store("a").put_bytes(b"gone")
     spool.accept(1, "train", Accepted("a", b"", kept, 5, {}))
@@ -127,7 +127,7 @@ def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tm
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_number_that_is_none_is_found_wherever_it_stands(dtype, value):
+def test_a_value_that_is_not_finite_is_found_at_each_position(dtype, value):
     for at in (0, 7, 8, 99):
         sent = {"weights.w": torch.ones(100, dtype=dtype)}
         wants = {"weights.w": TensorSpec((100,), str(dtype).removeprefix("torch."))}
@@ -137,7 +137,7 @@ def test_a_number_that_is_none_is_found_wherever_it_stands(dtype, value):
 
 
 @pytest.mark.parametrize("value", [1e150, 1e155, 1e200])
-def test_numbers_that_are_finite_are_so_even_where_their_squares_are_not(value):
+def test_finite_values_are_accepted_even_if_their_squares_overflow(value):
     sent = {"weights.w": torch.full((100,), value, dtype=torch.float64)}
     wants = {"weights.w": TensorSpec((100,), "float64")}
     assert problem_with(wants, sent) is None

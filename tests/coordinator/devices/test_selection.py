@@ -14,7 +14,7 @@ ASSIGNED = {
 }
 
 
-def test_a_run_takes_all_devices_or_those_that_meet_each_key_of_its_selection():
+def test_a_run_takes_all_devices_or_the_devices_that_meet_each_key_of_its_selection():
     hellos = [Hello("a", 5, 5, domain="north"), Hello("b", 5, 5, domain="south"), Hello("north", 5, 5)]
 
     def taken(**selection):
@@ -26,7 +26,7 @@ def test_a_run_takes_all_devices_or_those_that_meet_each_key_of_its_selection():
     assert taken() == ["a", "b", "north"]
     assert taken(names=("a", "b")) == ["a", "b"]
     assert taken(names=("a", "b"), without=("a",)) == ["b"]
-    assert taken(domains=("north",)) == ["a", "north"], "a device without a domain is a domain of its own"
+    assert taken(domains=("north",)) == ["a", "north"], "a device without a domain is its own domain"
     assert taken(groups=("hall", "yard")) == ["a", "b"] and taken(groups=("yard",)) == ["b"]
     assert taken(labels={"gpu": "orin"}) == ["a", "b"] and taken(labels={"gpu": "orin", "site": "x"}) == ["a"]
     assert taken(groups=("yard",), labels={"site": "x"}) == []
@@ -35,7 +35,7 @@ def test_a_run_takes_all_devices_or_those_that_meet_each_key_of_its_selection():
     assert "'south'" in words and "north" in words and "select.domains" in words
 
 
-def test_labels_that_change_while_a_run_goes_on_change_its_devices_and_no_claim_of_a_device_does():
+def test_changed_labels_change_the_devices_of_an_active_run_and_claims_of_a_device_do_not():
     assigned = {}
     chosen = SelectedDevices(DeviceSelection(groups=("hall",), most=1), assigned)
     claim = Hello("a", 5, 5, domain="hall", software="group=hall")
@@ -61,14 +61,12 @@ def test_labels_that_change_while_a_run_goes_on_change_its_devices_and_no_claim_
         ({"labels": {"gpu": "orin"}, "domains": ("nowhere",)}, ""),
     ],
 )
-def test_a_selection_that_cannot_reach_the_quorum_is_a_problem_with_names_numbers_and_a_way_out(
-    selection, words
-):
+def test_a_selection_that_cannot_reach_the_quorum_is_refused_with_names_numbers_and_a_fix(selection, words):
     said = DeviceSelection(**selection).problem(2, ENROLLED, ASSIGNED)
     assert words in said if words else not said
 
 
-def test_without_a_queue_of_runs_nobody_assigns_groups_or_labels():
+def test_groups_and_labels_are_refused_without_a_queue_of_runs():
     with pytest.raises(
         SettingsError, match="select.groups needs a coordinator that conducts submitted runs.* set sele"
     ):

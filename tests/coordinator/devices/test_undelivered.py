@@ -3,7 +3,7 @@ from protofleet.coordinator.devices.undelivered import Undelivered
 BOTH = ("one", "two")
 
 
-def test_who_has_heard_the_question_has_not_answered_and_who_has_not_is_named_apart():
+def test_devices_that_got_no_task_are_named_apart_from_devices_without_an_answer():
     undelivered = Undelivered()
     undelivered.sent("one", connected=True)
     undelivered.sent("two", connected=True)
@@ -15,7 +15,7 @@ def test_who_has_heard_the_question_has_not_answered_and_who_has_not_is_named_ap
     )
 
 
-def test_a_question_sent_without_a_connection_counts_once_it_is_sent_again():
+def test_a_task_that_was_sent_without_a_connection_counts_when_it_is_sent_again():
     undelivered = Undelivered()
     undelivered.sent("one", connected=False)
     assert "no answer" not in undelivered.describe(["one"], connected=True)
@@ -23,6 +23,6 @@ def test_a_question_sent_without_a_connection_counts_once_it_is_sent_again():
     assert undelivered.describe(["one"], connected=True) == "; no answer from: one"
 
 
-def test_without_a_connection_nobody_is_blamed_and_without_anybody_missing_there_are_no_words():
+def test_without_a_connection_no_device_is_named_and_without_missing_devices_the_text_is_empty():
     assert Undelivered().describe(BOTH, connected=False) == "; there is no connection to the broker"
     assert Undelivered().describe((), connected=False) == Undelivered().describe((), connected=True) == ""

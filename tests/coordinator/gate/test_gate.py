@@ -92,7 +92,7 @@ def state(tmp_path):
         (State.asked, replace(OFFER, metrics={"accuracy.test": 2.0}), 40, NAME, Reason.BAD_CLAIM),
     ],
 )
-def test_the_decision_follows_from_the_message_and_the_state_of_the_run(
+def test_the_decision_depends_on_the_message_and_the_state_of_the_run(
     state, before, offer, size, name, decision
 ):
     before(state)
@@ -113,9 +113,7 @@ def test_the_decision_follows_from_the_message_and_the_state_of_the_run(
         (State.another_coordinator_took_over, FencedError),
     ],
 )
-def test_nothing_is_decided_where_the_device_may_offer_it_again_or_the_run_goes_on_elsewhere(
-    state, before, error
-):
+def test_the_gate_raises_if_the_device_may_offer_again_or_another_coordinator_leads(state, before, error):
     before(state)
     with pytest.raises(error) as raised:
         state.gate.decide(OFFER, 40, NAME)

@@ -19,7 +19,7 @@ DEEDS = st.tuples(
 
 
 @given(st.lists(DEEDS))
-def test_the_sums_are_those_of_all_that_is_reserved(deeds):
+def test_the_stored_sums_equal_the_sums_of_all_reservations(deeds):
     reserved, sizes, complete = Reservations(), {}, set()
     for deed, device, size in deeds:
         if deed == "reserves":
@@ -53,6 +53,6 @@ def steps_of_a_reservation(folder, others):
     return steps
 
 
-def test_room_for_an_answer_costs_no_more_beside_many_others(tmp_path):
+def test_the_steps_of_a_reservation_do_not_grow_with_the_other_reservations(tmp_path):
     few, many = (steps_of_a_reservation(tmp_path / str(n), n) for n in (50, 500))
     assert many < 1.2 * few

@@ -12,25 +12,25 @@ OFFERS = st.dictionaries(
 )
 
 
-def test_who_sends_nothing_yields_first_and_then_who_offers_most():
+def test_silent_devices_lose_their_offers_first_and_then_the_largest_offers():
     offers = {"a": Offer(50, False), "b": Offer(10, True), "c": Offer(60, False), "d": Offer(5, False)}
     assert offers_to_drop(8, 5, 20, offers) == ["b"]
     assert offers_to_drop(8, 15, 20, offers) == ["b", "c"]
     assert offers_to_drop(8, 100, 20, offers) == ["b", "c", "a"]
 
 
-def test_nobody_yields_where_that_would_not_do():
+def test_no_offer_is_dropped_if_all_offers_together_are_too_small():
     assert offers_to_drop(8, 200, 20, {"a": Offer(50, False), "b": Offer(10, True)}) == []
 
 
-def test_of_two_that_want_the_same_the_first_keeps_it():
+def test_the_first_of_two_equal_offers_stays_unless_its_device_is_silent():
     assert offers_to_drop(50, 10, 20, {"a": Offer(50, False)}) == []
     assert offers_to_drop(50, 10, 20, {"a": Offer(50, True)}) == ["a"]
 
 
 @given(OFFERS, st.integers(6, 1000))
-def test_whoever_asks_for_no_more_than_its_share_has_it_whatever_others_have_promised(offers, room):
-    """`room` is enough for all of them and one more; the others have reserved all of it."""
+def test_an_offer_within_its_share_always_gets_its_room(offers, room):
+    """The room is shared by all devices and one more, and the other offers may have reserved all of it."""
     share = room // (len(offers) + 1)
     taken = {}
     for device, offer in offers.items():

@@ -1,4 +1,4 @@
-"""A coordinator that leads answers probes, gives way, and finds out who has taken its name."""
+"""A coordinator that leads answers probes, ends for another one, and finds out which process took its name."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ CLEAR = Clear(50)
 
 
 class World:
-    """A coordinator of epoch 50, and all that it says."""
+    """A coordinator of epoch 50, and all messages that it sends."""
 
     def __init__(self, folder, looks=True):
         self.said, self.ends, self.looks, self.reconnects = [], [], [], 0
@@ -62,13 +62,13 @@ def world(tmp_path):
     return World(tmp_path)
 
 
-def test_probes_are_answered_at_most_once_a_second(world):
+def test_the_leader_answers_at_most_one_probe_a_second(world):
     for number in range(30):
         world.leader.probed(number / 10)
     assert world.said == ["here"] * 3
 
 
-def test_only_a_request_for_its_own_epoch_ends_it_and_only_at_the_end_of_the_turn(world):
+def test_only_a_request_for_its_own_epoch_ends_the_leader_at_the_end_of_the_turn(world):
     for epoch in (0, 49, 51):
         world.leader.asked_to_end(StepDown(epoch, OTHER))
         world.leader.end_turn()
@@ -81,14 +81,14 @@ def test_only_a_request_for_its_own_epoch_ends_it_and_only_at_the_end_of_the_tur
     assert isinstance(end, SteppedDownError) and str(end).endswith(f"because {OTHER} takes over")
 
 
-def test_it_ends_silently_if_a_state_has_precedence(world):
+def test_the_leader_ends_without_a_message_if_a_state_has_precedence(world):
     world.hear(epoch=51)
     (end,) = world.ends
     assert isinstance(end, OutrankedError) and not world.said and world.leader.wake_at == float("inf")
     assert "it has epoch 51 and run red, this one has epoch 50" in str(end) and OTHER in str(end)
 
 
-def test_a_late_will_is_followed_by_one_birth(world):
+def test_the_leader_sends_one_birth_after_late_wills(world):
     world.hear(49, False, CONNECTION_LOST, now=100.0)
     world.hear(48, False, CONNECTION_LOST, now=100.5)
     assert not world.ends and world.leader.wake_at == 101.5
@@ -97,7 +97,7 @@ def test_a_late_will_is_followed_by_one_birth(world):
     assert world.said == ["birth"]
 
 
-def test_a_birth_that_was_due_when_the_connection_ended_is_not_sent_again_after_the_next_birth(world):
+def test_a_birth_that_was_due_at_the_end_of_a_connection_is_not_sent_later(world):
     world.hear(49, False, CONNECTION_LOST, now=100.0)
     world.cut(100.5)
     assert world.leader.wake_at == float("inf")
@@ -105,7 +105,7 @@ def test_a_birth_that_was_due_when_the_connection_ended_is_not_sent_again_after_
     assert world.said == []
 
 
-def test_a_short_connection_counts_as_a_cut_and_the_sixth_cut_in_ten_minutes_ends_it(world):
+def test_a_short_connection_counts_as_a_cut_and_the_sixth_cut_in_ten_minutes_ends_the_leader(world):
     for number in range(5):
         world.cut(10.0 * number)
     assert not world.ends and world.reconnects == 5
@@ -125,13 +125,13 @@ def test_a_short_connection_counts_as_a_cut_and_the_sixth_cut_in_ten_minutes_end
         ({"result": Blocked("not authorized", True)}, True),
     ],
 )
-def test_a_cut_that_the_network_or_the_broker_explains_does_not_count(world, more, counts):
+def test_a_cut_does_not_count_if_the_network_or_the_broker_explains_it(world, more, counts):
     for number in range(8):
         world.cut(70.0 * number, **more)
     assert bool(world.ends) == counts
 
 
-def test_after_a_cut_it_ends_if_another_coordinator_leads_and_waits_while_its_process_ends(world):
+def test_after_a_cut_the_leader_ends_if_another_coordinator_leads(world):
     world.cut(10.0, result=None)
     assert not world.ends and not world.reconnects
     world.cut(20.0, Taken(SeenState(51, "red", State(True, who=OTHER), True), "hall-2 leads"))
@@ -139,7 +139,7 @@ def test_after_a_cut_it_ends_if_another_coordinator_leads_and_waits_while_its_pr
     assert isinstance(end, OutrankedError) and "epoch 51" in str(end) and not world.reconnects
 
 
-def test_a_process_that_cannot_look_leaves_it_to_its_transport_to_connect_again(tmp_path):
+def test_a_process_that_cannot_look_lets_its_transport_connect_again(tmp_path):
     world = World(tmp_path, looks=False)
     for number in range(8):
         world.cut(float(number))

@@ -27,7 +27,7 @@ def holder(tmp_path):
         child.kill()
 
 
-def test_a_folder_that_another_process_uses_is_refused_with_the_id_of_that_process(tmp_path, holder):
+def test_a_folder_of_another_process_is_refused_with_the_id_of_that_process(tmp_path, holder):
     assert holder_of(tmp_path) == holder.pid
     with (
         pytest.raises(
@@ -38,7 +38,7 @@ def test_a_folder_that_another_process_uses_is_refused_with_the_id_of_that_proce
         pass
 
 
-def test_a_folder_that_another_process_uses_is_not_taken_over_and_the_line_says_what_to_do(tmp_path, holder):
+def test_a_folder_of_another_process_is_not_taken_over_and_the_error_gives_the_fix(tmp_path, holder):
     with (
         pytest.raises(
             OutrankedError,
@@ -50,7 +50,7 @@ def test_a_folder_that_another_process_uses_is_not_taken_over_and_the_line_says_
         pass
 
 
-def test_a_folder_is_free_again_when_the_process_has_died(tmp_path, holder):
+def test_a_folder_is_free_when_its_process_has_died(tmp_path, holder):
     holder.kill()
     holder.wait()
     with sole_use(tmp_path):
@@ -58,6 +58,6 @@ def test_a_folder_is_free_again_when_the_process_has_died(tmp_path, holder):
     assert holder_of(tmp_path) == 0
 
 
-def test_a_folder_that_does_not_exist_is_made(tmp_path):
+def test_a_missing_folder_is_made(tmp_path):
     with sole_use(tmp_path / "new" / "folder"):
         assert (tmp_path / "new" / "folder").is_dir()

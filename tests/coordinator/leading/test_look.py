@@ -44,7 +44,7 @@ def begin(rules, state=None, nobody=True):
 
 
 def seconds_until_clear(rules):
-    """Let nothing more happen, and return how long the wait is."""
+    """Return the length of the wait if no more messages arrive."""
     now = 0.02
     while rules.result is None:
         now = rules.wake_at
@@ -75,7 +75,7 @@ ENDED = said(False, "signal: SIGTERM")
         (said(), False, 60.0),
     ],
 )
-def test_the_wait_depends_on_the_last_state_and_on_whether_somebody_listens(state, nobody, seconds):
+def test_the_wait_depends_on_the_last_state_and_on_a_present_listener(state, nobody, seconds):
     rules = look()
     assert begin(rules, state, nobody)[:1] == [SendProbe()]
     assert seconds_until_clear(rules) == pytest.approx(seconds)
@@ -83,7 +83,7 @@ def test_the_wait_depends_on_the_last_state_and_on_whether_somebody_listens(stat
 
 
 @pytest.mark.parametrize("reason", ["", HERE])
-def test_a_live_answer_ends_the_look_with_the_line_about_the_coordinator_that_leads(reason):
+def test_a_live_answer_ends_the_look_and_the_result_names_the_leading_coordinator(reason):
     rules = look()
     begin(rules, nobody=False)
     rules.seen(said(reason=reason, retained=False, runs=("spring", "red")), 0.1)
@@ -93,7 +93,7 @@ def test_a_live_answer_ends_the_look_with_the_line_about_the_coordinator_that_le
     )
 
 
-def test_a_live_answer_of_our_own_host_and_folder_counts_as_that_of_any_other_host():
+def test_a_live_answer_from_the_same_host_and_folder_counts_like_that_of_another_host():
     """Two containers may have the same name and the same path."""
     rules = look()
     begin(rules, said(who=BEFORE), nobody=False)
@@ -101,7 +101,7 @@ def test_a_live_answer_of_our_own_host_and_folder_counts_as_that_of_any_other_ho
     assert isinstance(rules.result, Taken)
 
 
-def test_a_coordinator_that_answers_that_its_run_is_over_keeps_nobody_waiting():
+def test_an_answer_that_the_run_is_over_ends_the_wait():
     rules = look()
     begin(rules, ENDED, nobody=False)
     rules.seen(said(False, "finished", retained=False), 0.1)
@@ -117,14 +117,14 @@ def test_a_probe_is_repeated_each_second():
     assert orders == [SendProbe()] * 5
 
 
-def test_a_will_that_comes_while_a_start_waits_leaves_five_seconds_more():
+def test_a_will_that_comes_during_the_wait_leaves_five_seconds():
     rules = look()
     begin(rules, said())
     rules.seen(said(False, CONNECTION_LOST, retained=False), 30.0)
     assert seconds_until_clear(rules) == pytest.approx(35.0)
 
 
-def test_a_take_over_asks_the_one_that_answers_first_again_each_second_and_waits_five_seconds():
+def test_a_take_over_repeats_its_request_each_second_and_waits_five_seconds():
     rules = look(take_over=True)
     begin(rules, nobody=False)
     assert rules.seen(said(retained=False), 0.5) == [SendStepDown(50)]
@@ -132,7 +132,7 @@ def test_a_take_over_asks_the_one_that_answers_first_again_each_second_and_waits
     assert seconds_until_clear(rules) == pytest.approx(5.5)
 
 
-def test_a_take_over_goes_on_as_soon_as_the_other_is_offline_and_spares_one_that_has_come_since():
+def test_a_take_over_continues_when_the_other_is_offline_and_does_not_end_a_later_coordinator():
     rules = look(take_over=True)
     begin(rules, nobody=False)
     rules.seen(said(retained=False), 0.5)
@@ -146,13 +146,13 @@ def test_a_take_over_goes_on_as_soon_as_the_other_is_offline_and_spares_one_that
     assert "--take-over" not in rules.result.words
 
 
-def test_a_take_over_waits_five_seconds_and_no_minute_for_one_that_does_not_answer():
+def test_a_take_over_waits_five_seconds_for_a_coordinator_that_does_not_answer():
     rules = look(take_over=True)
     begin(rules, said(), nobody=False)
     assert seconds_until_clear(rules) == pytest.approx(5.0)
 
 
-def test_a_process_that_is_cut_pauses_and_asks_again_and_gives_up_in_the_end():
+def test_a_process_that_is_cut_pauses_and_tries_again_and_stops_after_six_cuts():
     rules, now = look(), 0.0
     for _ in range(5):
         rules.connected(now)
@@ -165,7 +165,7 @@ def test_a_process_that_is_cut_pauses_and_asks_again_and_gives_up_in_the_end():
     assert isinstance(rules.result, Blocked) and "standby of lab 6 times" in rules.result.reason
 
 
-def test_the_next_epoch_is_above_the_highest_one_of_the_look_also_after_a_late_will():
+def test_the_highest_epoch_of_the_look_counts_also_after_a_late_will():
     rules = look()
     begin(rules, said(epoch=60), nobody=False)
     rules.seen(said(False, CONNECTION_LOST, epoch=50, retained=False), 1.0)
@@ -173,7 +173,7 @@ def test_the_next_epoch_is_above_the_highest_one_of_the_look_also_after_a_late_w
     assert rules.result == Clear(60)
 
 
-def test_the_word_that_nobody_listens_counts_for_one_connection_only():
+def test_the_report_that_no_client_listens_counts_for_one_connection_only():
     rules = look()
     begin(rules, LOST)
     rules.lost(True, 0.1)
@@ -186,7 +186,7 @@ def test_the_word_that_nobody_listens_counts_for_one_connection_only():
     assert rules.result == Clear(50)
 
 
-def test_a_connection_that_ends_in_another_way_leaves_the_transport_to_connect_again():
+def test_after_another_end_of_a_connection_the_transport_connects_again():
     rules = look()
     rules.connected(0.0)
     rules.lost(False, 1.0)
@@ -207,14 +207,14 @@ MINE = Rank(50, HERE_WHO)
         (None, True, 0.1),
     ],
 )
-def test_a_coordinator_that_was_cut_connects_again_if_nobody_outranks_it(state, nobody, seconds):
+def test_a_cut_coordinator_connects_again_if_no_other_coordinator_outranks_it(state, nobody, seconds):
     rules = look(rank=MINE)
     begin(rules, state, nobody)
     assert seconds_until_clear(rules) == pytest.approx(seconds, abs=0.02)
 
 
 @pytest.mark.parametrize("state", [said(epoch=51), said(False, CONNECTION_LOST, epoch=51), said()])
-def test_a_coordinator_that_was_cut_ends_if_another_one_has_had_precedence(state):
+def test_a_cut_coordinator_ends_if_another_coordinator_had_precedence(state):
     rules = look(rank=MINE)
     begin(rules, state, nobody=False)
     assert isinstance(rules.result, Taken)
@@ -230,7 +230,7 @@ def test_a_coordinator_that_was_cut_ends_if_another_one_has_had_precedence(state
         (None, False, 2.0),
     ],
 )
-def test_the_second_look_of_a_start_waits_only_for_somebody_who_listens(state, nobody, seconds):
+def test_the_second_look_of_a_start_waits_only_for_a_present_listener(state, nobody, seconds):
     rules = look(claimed=MINE)
     begin(rules, state, nobody)
     assert seconds_until_clear(rules) == pytest.approx(seconds, abs=0.02)
@@ -245,13 +245,13 @@ def test_the_second_look_of_a_start_finds_a_coordinator_that_answers_with_any_ep
 
 
 @pytest.mark.parametrize("state", [said(epoch=51), said(False, "finished", epoch=51), said()])
-def test_the_second_look_of_a_start_finds_one_that_is_gone_and_had_precedence(state):
+def test_the_second_look_of_a_start_finds_a_past_coordinator_that_had_precedence(state):
     rules = look(claimed=MINE)
     begin(rules, state)
     assert rules.result == Passed(state)
 
 
-def test_of_one_epoch_the_greater_name_has_precedence_and_an_unknown_name_has_none():
+def test_within_one_epoch_the_greater_name_has_precedence_and_an_unknown_name_has_none():
     assert Rank(50, "a").is_below(said(who="b")) and not Rank(50, "b").is_below(said(who="a"))
     assert not Rank(50, "").is_below(said(who="b")) and Rank(50, "").is_below(said(epoch=51))
 
@@ -274,7 +274,7 @@ def test_the_place_of_a_process_is_read_from_its_identity(tmp_path):
         (said(who=""), "another process is the coordinator of lab, epoch 50, run spring"),
     ],
 )
-def test_the_line_names_host_process_epoch_and_runs(state, line):
+def test_the_description_names_host_process_epoch_and_runs(state, line):
     assert described(state, "lab").replace("\\n", "?") == line
 
 
@@ -301,13 +301,13 @@ def test_a_birth_follows_a_replaced_state_at_most_every_ten_seconds():
     ("state", "retained"),
     [(State(False, CONNECTION_LOST, OTHER), True), (State(True, HERE, OTHER), False)],
 )
-def test_a_state_that_the_birth_follows_or_that_is_not_retained_causes_no_birth(state, retained):
+def test_a_retained_will_and_a_state_that_is_not_retained_cause_no_birth(state, retained):
     rules = Leadership(MINE)
     rules.state_seen(40, state, retained, 100.0)
     assert not rules.gives_birth(1000.0)
 
 
-def test_the_sixth_cut_within_ten_minutes_is_one_too_many():
+def test_the_sixth_cut_within_ten_minutes_is_too_many():
     rules = Leadership(MINE)
     assert [rules.was_cut(100.0 * number) for number in range(7)] == [False] * 5 + [True, True]
     rules = Leadership(MINE)

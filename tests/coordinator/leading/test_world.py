@@ -15,7 +15,7 @@ def one_leads(world):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_of_three_that_start_one_after_the_other_the_first_leads(seed):
+def test_the_first_of_three_coordinators_that_start_one_after_the_other_leads(seed):
     world = World(seed)
     first = world.start(0)
     for host in (1, 2):
@@ -27,7 +27,7 @@ def test_of_three_that_start_one_after_the_other_the_first_leads(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_of_three_that_start_at_once_one_leads(seed):
+def test_one_of_three_coordinators_that_start_at_once_leads(seed):
     world = World(seed)
     for host in range(3):
         world.run(world.dice.uniform(0.0, 0.3))
@@ -37,7 +37,7 @@ def test_of_three_that_start_at_once_one_leads(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_that_takes_over_leads_and_the_first_ends_in_order(seed):
+def test_a_coordinator_that_takes_over_leads_and_the_first_ends_in_order(seed):
     world = World(seed)
     first = world.start(0)
     world.run(10)
@@ -48,7 +48,7 @@ def test_one_that_takes_over_leads_and_the_first_ends_in_order(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_of_two_that_take_over_at_once_one_leads(seed):
+def test_one_of_two_coordinators_that_take_over_at_once_leads(seed):
     world = World(seed)
     world.start(0)
     world.run(10)
@@ -60,7 +60,7 @@ def test_of_two_that_take_over_at_once_one_leads(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_of_three_whose_set_up_takes_seconds_only_one_ever_leads(seed):
+def test_only_one_of_three_coordinators_with_a_slow_set_up_ever_leads(seed):
     world = World(seed)
     for host in range(3):
         world.run(world.dice.uniform(0.5, 2.0))
@@ -71,7 +71,7 @@ def test_of_three_whose_set_up_takes_seconds_only_one_ever_leads(seed):
     assert sum(one.leadership is not None for one in world.processes) == 1
 
 
-def test_a_request_to_end_that_is_repeated_later_ends_no_other_coordinator():
+def test_a_late_request_to_end_for_an_earlier_epoch_ends_no_coordinator():
     world = World(1)
     first = world.start(0)
     world.run(10)
@@ -82,7 +82,7 @@ def test_a_request_to_end_that_is_repeated_later_ends_no_other_coordinator():
     assert one_leads(world) is second
 
 
-def test_a_frozen_coordinator_that_does_not_answer_is_replaced_and_ends_when_it_goes_on():
+def test_a_frozen_coordinator_is_replaced_and_ends_when_it_continues():
     world = World(1)
     first = world.start(0)
     world.run(10)
@@ -93,7 +93,7 @@ def test_a_frozen_coordinator_that_does_not_answer_is_replaced_and_ends_when_it_
     assert first.why == f"outranked by epoch {second.disk.epoch}" or "taken" in first.why
 
 
-def test_a_killed_coordinator_starts_again_at_once_on_its_host():
+def test_a_killed_coordinator_leads_again_at_once_on_its_host():
     world = World(1)
     world.start(0)
     world.run(10)
@@ -104,7 +104,7 @@ def test_a_killed_coordinator_starts_again_at_once_on_its_host():
     assert one_leads(world) is again and again.cleared_after < 0.5
 
 
-def test_another_host_waits_five_seconds_after_a_kill_and_sixty_while_the_broker_knows_nothing():
+def test_another_host_waits_five_seconds_after_a_will_also_if_the_will_comes_late():
     world = World(1)
     world.start(0)
     world.run(10)
@@ -121,7 +121,7 @@ def test_another_host_waits_five_seconds_after_a_kill_and_sixty_while_the_broker
     assert one_leads(world) is third and 45 < third.cleared_after < 60
 
 
-def test_a_host_that_lost_its_network_and_finds_a_later_coordinator_ends():
+def test_a_host_ends_if_it_lost_its_network_and_finds_a_later_coordinator():
     world = World(1)
     first = world.start(0)
     world.run(10)
@@ -133,7 +133,7 @@ def test_a_host_that_lost_its_network_and_finds_a_later_coordinator_ends():
     assert "hall-1 (pid 1) is the coordinator of lab" in first.why
 
 
-def test_a_host_that_lost_its_network_for_a_while_goes_on():
+def test_a_host_continues_after_it_lost_its_network_for_a_while():
     world = World(1)
     first = world.start(0)
     world.run(10)
@@ -143,7 +143,7 @@ def test_a_host_that_lost_its_network_for_a_while_goes_on():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_old_will_that_comes_late_is_replaced_by_another_birth(seed):
+def test_a_late_will_of_an_old_process_is_replaced_by_another_birth(seed):
     world = World(seed, late_will=30.0)
     world.start(0)
     world.run(10)
@@ -154,7 +154,7 @@ def test_an_old_will_that_comes_late_is_replaced_by_another_birth(seed):
     assert one_leads(world) is again
 
 
-def test_a_clock_that_is_behind_does_not_keep_a_coordinator_out():
+def test_a_coordinator_with_a_slow_clock_can_take_over():
     world = World(1)
     first = world.start(0)
     world.run(10)
@@ -164,7 +164,7 @@ def test_a_clock_that_is_behind_does_not_keep_a_coordinator_out():
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_after_kills_lost_networks_late_wills_and_take_overs_one_leads(seed):
+def test_one_coordinator_leads_after_kills_lost_networks_late_wills_and_take_overs(seed):
     late_will = [0.0, 3.0, 40.0][seed % 3]
     world = World(seed, late_will)
     # If a late will hides the highest epoch, only the devices and a clock that is right know that it was there.

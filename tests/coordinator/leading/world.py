@@ -74,7 +74,7 @@ class Broker:
         self.sessions[session.name] = session
 
     def drop(self, session: Session, cut: bool = False, silent: bool = False) -> None:
-        """End a session. The broker publishes its will, sometimes late. A silent end is not told to the owner."""
+        """End a session. The broker publishes its will, sometimes late. The owner does not notice a silent end."""
         if session.is_over:
             return
         session.is_over = True
@@ -105,7 +105,7 @@ class Broker:
             self._deliver(session, SeenState(kept.epoch, kept.run, kept.state, retained=True))
 
     def probe(self, session: Session, epoch: int = 0) -> None:
-        """Pass a probe on, or a request to end if an epoch is given; say if nobody listens."""
+        """Pass a probe on, or a request to end if an epoch is given; tell the sender if no client listens."""
         if (leader := self.sessions.get("coordinator")) is not None and leader.owner.listens:
             owner = leader.owner
             self.clock.after(self.delay(), lambda: owner.asked(epoch))
@@ -246,7 +246,7 @@ class Process:
             self.state_of_process = "ending"
             self.clock.after(0.2, lambda: self._end("stepped down", in_order=True))
 
-    # -- what both hear
+    # -- messages for a look and for a leader
 
     def state(self, session: Session, seen: SeenState) -> None:
         if session is not self.session or not self.is_reachable or not self.is_alive:

@@ -1,4 +1,4 @@
-"""The best global model by validation is the one that the summary names, whenever the coordinator dies."""
+"""The best global model by validation is the one that the summary names, also if the coordinator dies at any time."""
 
 import errno
 
@@ -63,7 +63,7 @@ class Run:
 @pytest.mark.parametrize(
     "means", [(0.1, 0.5, 0.5, 0.3), (0.9, 0.1, 0.9), (0.1, 0.2, 0.3), (0.3, 0.3, 0.3), (0.0, 0.0)]
 )
-def test_the_state_that_is_kept_is_the_one_that_the_summary_names(tmp_path, means):
+def test_the_saved_best_state_is_the_state_that_the_summary_names(tmp_path, means):
     run = Run(tmp_path)
     for number, mean in enumerate(means, 1):
         run.round(number, mean, mean / 2)
@@ -79,7 +79,7 @@ HONEST = {"a": (0.5, 0.6, 0.7), "b": (0.4, 0.6, 0.65), "c": (0.9, 0.93, 0.94)}
     [((0, 1, 2), (1.0, 0.0, 0.0), 3), ((2, 1, 0), (0.0, 0.5, 1.0), 1), ((0, 2, 1), (0.0, 0.0, 1.0), 2)],
 )
 def test_one_device_of_four_does_not_decide_which_model_is_the_best(tmp_path, order, claims, chosen):
-    """The device calls the best model worse, the worst better, or a later one the best. A restart changes nothing."""
+    """The device reports false accuracies for the best, the worst or a later model. A restart changes no choice."""
     run = Run(tmp_path)
     for number, (point, claim) in enumerate(zip(order, claims, strict=True), 1):
         devices = {**{name: values[point] for name, values in HONEST.items()}, "liar": claim}
@@ -99,7 +99,7 @@ def test_a_coordinator_that_dies_between_the_line_and_the_copy_makes_the_copy_in
     assert run.kept(tmp_path) == run.chosen == 2
 
 
-def test_a_replay_changes_no_choice_and_a_later_process_goes_on_with_it(tmp_path):
+def test_a_replay_does_not_change_the_best_model_and_later_rounds_can(tmp_path):
     run = Run(tmp_path)
     run.round(1, 0.2)
     run.round(2, 0.6)
@@ -111,7 +111,7 @@ def test_a_replay_changes_no_choice_and_a_later_process_goes_on_with_it(tmp_path
     assert run.kept(tmp_path) == run.chosen == 4
 
 
-def test_without_validation_nothing_is_kept(tmp_path):
+def test_a_run_without_validation_saves_no_best_model(tmp_path):
     run = Run(tmp_path)
     run.round(1)
     assert read_best(tmp_path / "coordinator") is None
@@ -126,7 +126,7 @@ class FullOnce(Disk):
         super().replace(target, data, mode, durable)
 
 
-def test_what_finds_the_disk_full_is_kept_when_there_is_room(tmp_path):
+def test_a_best_model_that_found_the_disk_full_is_saved_when_there_is_room(tmp_path):
     run = Run(tmp_path, FullOnce(False))
     run.round(1, 0.2)
     assert read_best(tmp_path / "coordinator") is None
@@ -135,7 +135,7 @@ def test_what_finds_the_disk_full_is_kept_when_there_is_room(tmp_path):
     assert run.kept(tmp_path) == 1
 
 
-def test_a_damaged_state_is_said_and_left_where_it_is(tmp_path):
+def test_a_damaged_best_state_is_reported_and_its_file_stays(tmp_path):
     run = Run(tmp_path)
     run.round(1, 0.2)
     path = next((tmp_path / "coordinator" / "best").glob("*.body"))

@@ -38,7 +38,7 @@ def world(tmp_path):
         yield made
 
 
-def test_a_queue_that_is_told_to_end_says_that_it_is_offline_and_moved(world):
+def test_a_queue_that_gets_the_command_to_end_publishes_that_it_is_offline_and_moved(world):
     said = []
     announce = world.connection.context.link.announce
     world.connection.context.link.announce = lambda state, **more: (
@@ -50,7 +50,7 @@ def test_a_queue_that_is_told_to_end_says_that_it_is_offline_and_moved(world):
     assert world.service.finished and said == [State(False, "moved")]
 
 
-def test_a_command_that_is_repeated_does_not_end_the_coordinator_that_was_started_again(world):
+def test_a_repeated_command_does_not_end_the_restarted_coordinator(world):
     assert world.handle("local:ann", request())["verdict"] == "done"
     world.kill("coordinator")
     world.disk.die()
@@ -61,7 +61,7 @@ def test_a_command_that_is_repeated_does_not_end_the_coordinator_that_was_starte
     assert world.service.finished
 
 
-def test_an_operator_elsewhere_needs_the_grant_and_is_sent_to_the_machine_of_the_coordinator(world):
+def test_a_remote_operator_needs_the_grant_and_must_hand_over_on_the_machine_of_the_coordinator(world):
     denied = world.handle("carol", request(), sender("view", "run", "admit"))
     assert denied["verdict"] == "denied" and "no grant 'lead', which hand-over needs" in denied["words"]
     refused = world.handle("dora", request(), sender("lead"))
@@ -69,7 +69,7 @@ def test_an_operator_elsewhere_needs_the_grant_and_is_sent_to_the_machine_of_the
     assert not world.service.finished
 
 
-def test_the_coordinator_of_one_run_ends_too(tmp_path):
+def test_the_command_ends_the_coordinator_of_one_run_too(tmp_path):
     class Run:
         name = "red"
 
@@ -82,7 +82,7 @@ def test_the_coordinator_of_one_run_ends_too(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["handed over", "half unpacked"])
-def test_neither_a_queue_nor_a_run_starts_in_a_folder_that_is_being_moved(tmp_path, kind):
+def test_no_queue_and_no_run_starts_in_a_folder_that_is_being_moved(tmp_path, kind):
     disk = Disk(durable=False)
     places = [queue_place(tmp_path / "queue"), run_place(tmp_path / "run")]
     for place in places:
@@ -99,7 +99,7 @@ def test_neither_a_queue_nor_a_run_starts_in_a_folder_that_is_being_moved(tmp_pa
         run_coordinator(CoordinatorSettings(folder=str(places[1].runs), **table), "")
 
 
-def test_a_queue_takes_no_run_that_was_handed_over_and_no_older_copy_of_it_goes_on(tmp_path, capsys):
+def test_a_queue_refuses_a_run_that_was_handed_over_and_no_older_copy_of_it_continues(tmp_path, capsys):
     place = run_place(tmp_path / "runs")
     hand_over(place, FEDERATION, tmp_path / "red.tar", lambda: None, disk=Disk(durable=False))
     settings = ServiceSettings.of({"federation": FEDERATION, "folder": str(place.runs)})
@@ -113,7 +113,7 @@ def test_a_queue_takes_no_run_that_was_handed_over_and_no_older_copy_of_it_goes_
     assert "never starts here again" in capsys.readouterr().err
 
 
-def test_the_command_says_in_one_line_what_it_cannot_do(tmp_path, capsys):
+def test_each_failure_of_the_command_is_one_line_with_an_exit_code(tmp_path, capsys):
     file = tmp_path / "service.toml"
     file.write_text(f'federation = "{FEDERATION}"\nfolder = "{tmp_path / "runs"}"\n')
     to = ["--to", str(tmp_path / "lab.tar")]

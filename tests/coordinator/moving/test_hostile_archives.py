@@ -1,4 +1,4 @@
-"""An archive that no hand-over has made is refused in one line, and leaves nothing behind."""
+"""An archive that no hand-over has made is refused in one line, and leaves no file."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ def honest(made, more=()):
 
 
 def refusal(archive, folder):
-    """Return the line with which an archive is refused; nothing may be left of it."""
+    """Return the line with which an archive is refused; no file may be left of it."""
     place = CoordinatorPlace(folder, "red")
     with pytest.raises(REFUSED) as caught:
         unpack(archive, place, FEDERATION, FAST)
@@ -72,7 +72,7 @@ def refusal(archive, folder):
     return str(caught.value)
 
 
-def test_an_archive_that_is_written_here_like_an_honest_one_is_taken(made, tmp_path):
+def test_an_archive_of_this_test_with_honest_contents_is_accepted(made, tmp_path):
     manifest, members = honest(made, ["red/more"])
     own = written(tmp_path / "own.tar", manifest, members)
     assert unpack(own, CoordinatorPlace(tmp_path / "new", "red"), FEDERATION, FAST).is_new
@@ -87,7 +87,7 @@ def test_an_archive_that_is_written_here_like_an_honest_one_is_taken(made, tmp_p
         "red/coordinator/moved.json", "red/coordinator/unpacked.json", "red/" + "n" * 300, "red/a\u202eb",
     ],
 )  # fmt: skip
-def test_a_path_that_leads_out_of_the_folders_of_its_runs_is_refused(made, tmp_path, path):
+def test_a_path_outside_the_folders_of_the_runs_is_refused(made, tmp_path, path):
     manifest, members = honest(made)
     manifest["files"].append(entry(path))
     words = refusal(
@@ -104,7 +104,7 @@ def test_a_path_that_leads_out_of_the_folders_of_its_runs_is_refused(made, tmp_p
         (tarfile.BLKTYPE, {}), (tarfile.FIFOTYPE, {}), (tarfile.DIRTYPE, {}), (tarfile.GNUTYPE_SPARSE, {}),
     ],
 )  # fmt: skip
-def test_a_link_a_device_or_a_folder_is_refused(made, tmp_path, kind, more):
+def test_a_link_or_a_device_node_or_a_folder_is_refused(made, tmp_path, kind, more):
     manifest, members = honest(made, ["red/more"])
     members[-1] = member("red/more", b"", kind, **more) + bytes(BLOCK)
     words = refusal(written(tmp_path / "x.tar", manifest, members), tmp_path / "new")
@@ -127,7 +127,7 @@ def test_a_header_that_renames_the_next_member_is_refused(made, tmp_path, kind):
     assert "bytes, but its manifest says" in refusal(archive, tmp_path / "new")
 
 
-def test_a_file_that_says_it_is_larger_than_the_archive_is_refused_before_it_takes_memory(made, tmp_path):
+def test_a_file_size_above_the_size_of_the_archive_is_refused_before_it_takes_memory(made, tmp_path):
     manifest, members = honest(made, ["red/more"])
     manifest["files"][-1]["size"] = 1 << 40
     members[-1] = member("red/more", b"x", size=1 << 40)
@@ -183,11 +183,11 @@ def test_a_manifest_with_a_wrong_value_is_refused(made, tmp_path, change, words)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b'{"format": NaN}', b"\xff\xfe", b"null"])
-def test_a_manifest_that_is_none_is_refused(tmp_path, text):
+def test_a_manifest_that_cannot_be_parsed_is_refused(tmp_path, text):
     refusal(written(tmp_path / "x.tar", text, []), tmp_path / "new")
 
 
-def test_a_path_that_comes_twice_or_is_a_folder_too_is_refused(made, tmp_path):
+def test_a_path_that_occurs_twice_or_is_also_a_folder_is_refused(made, tmp_path):
     for more, words in (
         (["red/a", "red/a"], "twice"),
         (["red/a", "red/a/b"], "is a file and a folder in it"),
@@ -209,14 +209,14 @@ def test_each_changed_byte_and_each_missing_end_of_an_archive_is_found(archive, 
             assert "\n" not in str(error)
             assert not place.runs.exists() or not list(place.runs.iterdir())
             continue
-        # Only bytes that pad a member or a header mean nothing.
+        # Only bytes that pad a member or a header have no meaning.
         assert changed[position] == 0x20 or b"ustar" in whole[position - position % BLOCK :][:BLOCK]
     for size in (0, 100, BLOCK, len(whole) // 2, len(whole) - 1, len(whole) + BLOCK):
         (tmp_path / "x.tar").write_bytes((whole + bytes(BLOCK))[:size])
         refusal(tmp_path / "x.tar", tmp_path / "new")
 
 
-def test_a_content_with_a_right_size_and_a_wrong_hash_is_refused_and_nothing_stays(made, tmp_path):
+def test_a_file_with_a_wrong_hash_is_refused_and_no_file_stays(made, tmp_path):
     manifest, contents = made
     contents["red/rounds.jsonl"] = contents["red/rounds.jsonl"].replace(b"1", b"2")
     archive = written(tmp_path / "x.tar", *honest((manifest, contents)))
@@ -235,7 +235,7 @@ def test_a_database_of_a_newer_format_or_no_database_is_refused(made, tmp_path):
         assert words in refusal(archive, tmp_path / "new")
 
 
-def test_what_is_no_archive_is_refused_at_once(tmp_path):
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "zeros").write_bytes(bytes(10_000))

@@ -58,7 +58,7 @@ def put(archive, place, disk=FAST):
 
 @pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.slow)])
 def deaths(request):
-    """Return a function that acts with a disk which dies before a step, for each step that is no sync, or for all."""
+    """Return a function that acts with a disk which dies before a step: each that is not a sync, or all."""
 
     def each(act):
         act(0, whole := DyingDisk())
@@ -73,7 +73,7 @@ def deaths(request):
     return each
 
 
-def test_the_new_folder_has_the_runs_and_the_old_one_never_starts_again(place, tmp_path):
+def test_the_new_folder_has_the_runs_and_the_old_folder_never_starts_again(place, tmp_path):
     names = ("red",) if place.run else ("red", "blue", "bad")
     before, ended = content_of(place, names), []
     done = hand_over(place, FEDERATION, tmp_path / "lab.tar", lambda: ended.append(1), disk=FAST)
@@ -111,7 +111,7 @@ def test_a_claim_after_an_unpacking_is_above_the_claim_in_the_archive(tmp_path):
     spool.close()
 
 
-def test_a_hand_over_that_is_killed_before_any_step_leaves_exactly_one_that_starts(place, tmp_path, deaths):
+def test_exactly_one_folder_starts_after_a_hand_over_is_killed_before_any_step(place, tmp_path, deaths):
     before, seen = content_of(place), []
 
     def act(point, disk):
@@ -137,7 +137,7 @@ def test_a_hand_over_that_is_killed_before_any_step_leaves_exactly_one_that_star
     assert {moved for _, moved in seen} == {True, False}
 
 
-def test_a_second_hand_over_completes_the_archive_of_the_first_or_makes_it_anew(tmp_path):
+def test_a_second_hand_over_completes_the_first_archive_or_makes_a_new_one(tmp_path):
     place = queue_place(tmp_path / "old")
     steps = DyingDisk()
     over(copied(place, tmp_path / "whole"), tmp_path / "whole.tar", steps)
@@ -154,7 +154,7 @@ def test_a_second_hand_over_completes_the_archive_of_the_first_or_makes_it_anew(
     put(tmp_path / "again.tar", at(place, tmp_path / "new"))
 
 
-def test_an_unpacking_that_is_killed_before_any_step_starts_nothing_half_and_goes_on(place, tmp_path, deaths):
+def test_no_partly_unpacked_folder_starts_and_a_killed_unpacking_can_be_repeated(place, tmp_path, deaths):
     over(place, archive := tmp_path / "lab.tar")
     put(archive, whole := at(place, tmp_path / "whole"))
     wanted, seen = content_of(whole, ("red",)), []
@@ -170,7 +170,7 @@ def test_an_unpacking_that_is_killed_before_any_step_starts_nothing_half_and_goe
     assert len(seen) > 5 and {True, False} == set(seen)
 
 
-def test_the_old_folder_takes_its_coordinator_back_also_if_this_is_killed(place, tmp_path, deaths):
+def test_the_old_folder_accepts_its_own_archive_again_also_after_a_kill(place, tmp_path, deaths):
     before = content_of(place)
     over(place, archive := tmp_path / "lab.tar")
 
@@ -183,10 +183,10 @@ def test_the_old_folder_takes_its_coordinator_back_also_if_this_is_killed(place,
         put(archive, back)
         assert starts(back) and content_of(back) == before, step
         if not place.run:
-            assert (back.runs / "old" / "rounds.jsonl").exists()  # It is over, and has stayed here.
+            assert (back.runs / "old" / "rounds.jsonl").exists()  # This run is over, so it was not moved.
 
 
-def test_an_unpacked_folder_is_not_unpacked_again_over_what_it_has_done_since(place, tmp_path):
+def test_an_unpacked_folder_keeps_its_later_changes_when_it_is_unpacked_again(place, tmp_path):
     over(place, tmp_path / "lab.tar")
     put(tmp_path / "lab.tar", new := at(place, tmp_path / "new"))
     (new.runs / "red" / "rounds.jsonl").write_text("more\n")
@@ -194,7 +194,7 @@ def test_an_unpacked_folder_is_not_unpacked_again_over_what_it_has_done_since(pl
     assert (new.runs / "red" / "rounds.jsonl").read_text() == "more\n"
 
 
-def test_a_folder_that_was_handed_over_takes_a_later_archive_and_no_earlier_one(place, tmp_path):
+def test_a_folder_that_was_handed_over_takes_a_later_archive_and_refuses_an_earlier_one(place, tmp_path):
     first = copied(place, tmp_path / "first")
     over(first, tmp_path / "first.tar")
     put(tmp_path / "first.tar", second := at(place, tmp_path / "second"))
@@ -213,7 +213,7 @@ def test_a_folder_that_was_handed_over_takes_a_later_archive_and_no_earlier_one(
     assert starts(first) and not starts(second)
 
 
-def test_only_runs_that_can_go_on_are_moved_unless_all_are_wanted(tmp_path):
+def test_ended_runs_are_moved_only_on_request(tmp_path):
     place = queue_place(tmp_path / "old")
     done = over(copied(place, tmp_path / "all"), tmp_path / "all.tar", with_ended=True)
     assert done.manifest.runs == ("bad", "blue", "old", "red") and done.left == ()
@@ -221,7 +221,7 @@ def test_only_runs_that_can_go_on_are_moved_unless_all_are_wanted(tmp_path):
     assert (new.runs / "old" / "rounds.jsonl").exists()
 
 
-def test_no_private_key_and_no_folder_of_another_party_gets_into_an_archive(tmp_path):
+def test_an_archive_contains_no_private_key_and_no_folder_of_another_party(tmp_path):
     place = run_place(tmp_path / "old")
     key = place.runs / "red" / "mine.key"
     key.write_text("-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\n")
@@ -236,7 +236,7 @@ def test_no_private_key_and_no_folder_of_another_party_gets_into_an_archive(tmp_
     assert (tmp_path / "red.tar").stat().st_mode & 0o077 == 0
 
 
-def test_the_ledger_and_the_version_of_the_settings_are_added_to_those_of_the_new_machine(tmp_path):
+def test_the_ledger_of_bytes_and_the_settings_version_are_merged_with_those_of_the_new_machine(tmp_path):
     place, new = queue_place(tmp_path / "old"), tmp_path / "new"
     new.mkdir()
     (new / "settings.version").write_text("9\n")
@@ -257,7 +257,7 @@ def test_the_ledger_and_the_version_of_the_settings_are_added_to_those_of_the_ne
         (lambda p, a: a.parent.rmdir(), "there is no folder"),
     ],
 )
-def test_what_cannot_be_packed_is_said_before_the_coordinator_ends(place, tmp_path, spoil, words):
+def test_a_file_that_cannot_be_packed_is_reported_before_the_coordinator_ends(place, tmp_path, spoil, words):
     (tmp_path / "out").mkdir()
     spoil(place, archive := tmp_path / "out" / "lab.tar")
     ended = []
@@ -266,7 +266,7 @@ def test_what_cannot_be_packed_is_said_before_the_coordinator_ends(place, tmp_pa
     assert not ended and starts(place)
 
 
-def test_a_disk_without_room_is_said_before_the_coordinator_ends(place, tmp_path):
+def test_a_full_disk_is_reported_before_the_coordinator_ends(place, tmp_path):
     class Small(Disk):
         def free_bytes(self, folder):
             return 10
@@ -276,7 +276,7 @@ def test_a_disk_without_room_is_said_before_the_coordinator_ends(place, tmp_path
     assert starts(place)
 
 
-def test_a_coordinator_that_does_not_end_stays_where_it_is(place, tmp_path):
+def test_the_hand_over_fails_if_the_coordinator_does_not_end(place, tmp_path):
     with (
         held(place.folder),
         pytest.raises(StillRunningError, match="has not ended, or another hand-over is in progress"),
@@ -299,7 +299,7 @@ def test_a_damaged_database_is_replaced_by_its_copy_or_stops_the_hand_over(tmp_p
     assert place.mark is None
 
 
-def test_a_run_that_left_with_its_queue_is_not_begun_alone_or_by_another_queue_here(tmp_path):
+def test_a_run_that_was_moved_with_its_queue_does_not_start_alone_on_the_old_machine(tmp_path):
     place = queue_place(tmp_path / "old")
     over(place, tmp_path / "lab.tar")
     for name, is_moved in (("red", True), ("old", False)):
@@ -309,7 +309,7 @@ def test_a_run_that_left_with_its_queue_is_not_begun_alone_or_by_another_queue_h
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"archive": 3}', "[" * 9000])
-def test_a_damaged_mark_is_one_line_and_nothing_starts(tmp_path, text):
+def test_a_damaged_mark_is_refused_in_one_line_and_no_coordinator_starts(tmp_path, text):
     place = queue_place(tmp_path / "old")
     (place.folder / "moved.json").write_text(text)
     with pytest.raises(DamagedError, match=r"moved\.json is damaged .*otherwise remove this file"):
@@ -331,7 +331,7 @@ def test_a_folder_with_other_runs_takes_no_archive(place, tmp_path):
             put(tmp_path / "lab.tar", at(place, tmp_path / "queue"))
 
 
-def test_the_run_of_a_file_goes_beside_other_runs_and_an_empty_folder_is_free(tmp_path):
+def test_the_run_of_a_file_is_unpacked_next_to_other_runs_and_into_an_empty_folder(tmp_path):
     over(place := run_place(tmp_path / "old"), tmp_path / "red.tar")
     begin_run(tmp_path / "new", "green")
     (tmp_path / "new" / "red" / "coordinator").mkdir(parents=True)
@@ -355,7 +355,7 @@ def test_an_archive_of_another_federation_or_of_another_kind_is_refused(place, t
         hand_over(queue_place(tmp_path / "third"), "mine", tmp_path / "x.tar", lambda: None, disk=FAST)
 
 
-def test_a_folder_that_is_half_unpacked_takes_only_the_same_archive(tmp_path):
+def test_a_partly_unpacked_folder_takes_only_the_same_archive(tmp_path):
     place = queue_place(tmp_path / "old")
     over(copied(place, tmp_path / "one"), tmp_path / "one.tar")
     over(place, tmp_path / "two.tar", with_ended=True)
@@ -374,7 +374,7 @@ def test_a_folder_that_is_half_unpacked_takes_only_the_same_archive(tmp_path):
     assert starts(new)
 
 
-def test_a_disk_without_room_for_the_content_takes_nothing(place, tmp_path):
+def test_a_disk_without_room_for_the_content_takes_no_archive(place, tmp_path):
     class Small(Disk):
         def free_bytes(self, folder):
             return 10
@@ -385,14 +385,14 @@ def test_a_disk_without_room_for_the_content_takes_nothing(place, tmp_path):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_second_unpacking_in_the_same_folder_ends_at_once(place, tmp_path):
+def test_a_second_unpacking_in_the_same_folder_is_refused_at_once(place, tmp_path):
     over(place, tmp_path / "lab.tar")
     (tmp_path / "new").mkdir()
     with held(tmp_path / "new"), pytest.raises(SettingsError, match="another process uses"):
         put(tmp_path / "lab.tar", at(place, tmp_path / "new"))
 
 
-def test_the_manifest_says_what_the_archive_holds(place, tmp_path):
+def test_the_manifest_describes_the_content_of_the_archive(place, tmp_path):
     done = over(place, tmp_path / "lab.tar")
     with opened(tmp_path / "lab.tar") as reader:
         assert reader.manifest == done.manifest and reader.digest == done.digest

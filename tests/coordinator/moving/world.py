@@ -24,7 +24,7 @@ EXPERIMENT = "rounds = 3"
 
 
 class KilledError(BaseException):
-    """The process is gone; no `except Exception` may catch this."""
+    """The process is killed; no `except Exception` may catch this."""
 
 
 class DyingDisk(Disk):
@@ -72,7 +72,7 @@ def queue_place(runs):
 
 
 def run_place(runs):
-    """Make the folder of a coordinator whose file names the run "red", beside another run."""
+    """Make the folder of a coordinator whose file names the run "red", next to another run."""
     begin_run(runs, "red")
     begin_run(runs, "other", seed=5.0)
     save_epoch(runs, FEDERATION, NOW)
@@ -100,7 +100,7 @@ def starts(place):
 
 
 def rows_of(path):
-    """Return all rows of a database, without those that say which process has opened it last."""
+    """Return all rows of a database, without the table that names the process that opened it last."""
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
         names = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in names - {"log_base"}}

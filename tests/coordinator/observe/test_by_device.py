@@ -71,7 +71,7 @@ def test_rows_add_up_to_the_round_and_name_the_devices_with_the_most_bytes(seed)
         assert flat(found[name]) == Counter(own)
 
 
-def test_a_broadcast_is_the_row_of_all_devices_and_a_strange_sender_is_none():
+def test_a_broadcast_counts_for_all_devices_and_an_unknown_sender_for_no_device():
     crossed = {("", DOWN, "weights"): 900, ("", UP, "control"): 70, ("d", UP, "weights"): 900}
     wire = {UP: {"weights": 900, "control": 70}, DOWN: {"weights": 900}}
     assert divided(crossed, wire) == {
@@ -87,7 +87,7 @@ def observed(run, folder):
     return file, metrics
 
 
-def test_each_device_counts_itself_what_its_rows_say(tmp_path):
+def test_the_rows_of_each_device_equal_the_bytes_that_the_device_counts(tmp_path):
     """No message is lost here, so each end has received what the other has sent."""
     run = simulation(tmp_path / "run", "fedavg")
     file, _ = observed(run, tmp_path)
@@ -117,7 +117,7 @@ def of_device(metrics, name):
     return found
 
 
-def test_prometheus_is_told_what_the_lines_say_though_the_coordinator_died(tmp_path):
+def test_metrics_equal_the_round_lines_also_after_a_kill_of_the_coordinator(tmp_path):
     run = simulation(tmp_path / "run", "fedavg", policy=replace(POLICY, rounds=2))
     file = RoundsFile(tmp_path / "rounds.jsonl")
     keep_journal(run.service.run, [file])
@@ -139,7 +139,7 @@ def test_prometheus_is_told_what_the_lines_say_though_the_coordinator_died(tmp_p
     assert of_device(metrics, LAST) == Counter(last)
 
 
-def test_lines_of_an_earlier_version_count_as_no_single_devices(tmp_path):
+def test_round_lines_of_an_earlier_version_count_for_no_single_device(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     metrics = Metrics(run.service.run.view)
     metrics.restore([RoundRecord(1, 0, "training", wire={UP: {"weights": 7}, DOWN: {"control": 3}})], 0.0)
@@ -147,7 +147,7 @@ def test_lines_of_an_earlier_version_count_as_no_single_devices(tmp_path):
     assert of_device(metrics, LAST) == of_device(metrics, WHOLE) == expected
 
 
-def test_a_round_that_is_replayed_after_its_line_was_written_is_shown_as_in_its_line(tmp_path):
+def test_a_replayed_round_whose_line_is_written_is_shown_as_in_its_line(tmp_path):
     metrics = Metrics(simulation(tmp_path / "run", "fedavg").service.run.view)
     written = RoundRecord(1, 0, "training", wire={UP: {"weights": 7}, DOWN: {"control": 3}})
     metrics.restore([written], 0.0)
@@ -156,7 +156,7 @@ def test_a_round_that_is_replayed_after_its_line_was_written_is_shown_as_in_its_
     assert of_device(metrics, LAST) == of_device(metrics, WHOLE) == expected
 
 
-def test_a_run_names_its_first_64_devices_and_loses_no_byte_of_the_others(tmp_path):
+def test_a_run_names_its_first_64_devices_and_adds_the_bytes_of_the_others_to_one_row(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     metrics = Metrics(run.service.run.view)
     records = [
@@ -172,7 +172,7 @@ def test_a_run_names_its_first_64_devices_and_loses_no_byte_of_the_others(tmp_pa
     assert sum(found.values()) == 128
 
 
-def test_a_large_fleet_with_all_kinds_has_as_many_series_as_the_page_says(tmp_path):
+def test_a_large_fleet_with_all_kinds_has_the_number_of_series_on_the_page(tmp_path):
     """Two rounds have other devices, and each device has bytes of each kind in both directions."""
     kinds = [*declared_kinds(f"array{i}" for i in range(MOST_KINDS)).declared, "control"]
     places = [(way, kind) for way in (UP, DOWN) for kind in kinds]
@@ -195,7 +195,7 @@ def test_a_large_fleet_with_all_kinds_has_as_many_series_as_the_page_says(tmp_pa
     assert f"x {of_all} kinds x 2 directions. The kinds are `control` and at most {MOST_KINDS} kinds" in said
 
 
-def test_a_name_that_was_never_verified_has_no_row(tmp_path):
+def test_a_sender_that_was_never_verified_has_no_row(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     file, _ = observed(run, tmp_path)
     link = run.service.link

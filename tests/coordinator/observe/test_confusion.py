@@ -1,4 +1,4 @@
-"""Devices count at the end which classes they confuse, and send it if both sides support it; it is then judged."""
+"""Devices count at the end which classes they confuse, and the coordinator checks these counts."""
 
 import pytest
 import torch
@@ -34,8 +34,10 @@ def counted_naively(agent, data):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, method):
-    run, rounds = run_of(tmp_path, method, hyper={"lr": 1e-5})  # it learns almost nothing and is often wrong
+def test_the_last_line_has_the_confusion_of_classes_for_each_domain(tmp_path, method):
+    run, rounds = run_of(
+        tmp_path, method, hyper={"lr": 1e-5}
+    )  # The model hardly changes, so it is often wrong.
     run.run()
     *training, last = read_rounds(tmp_path / "rounds.jsonl")
     assert all(line["confusion"] == {} for line in training)
@@ -47,11 +49,11 @@ def test_the_last_line_says_of_each_domain_what_was_taken_for_what(tmp_path, met
         domain: [list(column) for column in zip(*rows, strict=True)] for domain, rows in naive.items()
     }
     assert last["confusion"] != transposed or method != "fedavg"
-    assert set(last["payload"]["up"]) == set(), "it is control, and no payload"
+    assert set(last["payload"]["up"]) == set(), "confusion is control, not payload"
     assert last["wire"]["up"].keys() == {"control"} and last["wire"]["up"]["control"] > 3 * 4 * CLASSES**2
 
 
-def test_a_coordinator_that_comes_back_in_the_last_evaluation_has_what_was_counted_before(tmp_path):
+def test_a_coordinator_that_restarts_in_the_last_evaluation_keeps_the_earlier_counts(tmp_path):
     run, rounds = run_of(tmp_path)
     run.run(
         until=lambda: run.service.run.machine.asked == "evaluate" and bool(run.service.run.machine.answered)
@@ -61,7 +63,7 @@ def test_a_coordinator_that_comes_back_in_the_last_evaluation_has_what_was_count
     assert list(read_rounds(tmp_path / "rounds.jsonl")[-1]["confusion"]) == DOMAINS
 
 
-def test_nobody_is_asked_and_nobody_tells_where_the_coordinator_has_it_off(tmp_path):
+def test_no_device_sends_confusion_if_the_limit_of_the_coordinator_is_too_small(tmp_path):
     run, rounds = run_of(tmp_path, limits=CoordinatorLimits(confusion=CLASSES - 1))
     run.run()
     last = read_rounds(tmp_path / "rounds.jsonl")[-1]
@@ -73,8 +75,8 @@ def test_nobody_is_asked_and_nobody_tells_where_the_coordinator_has_it_off(tmp_p
     assert last["wire"]["up"]["control"] + 3 * 4 * CLASSES**2 < on["wire"]["up"]["control"]
 
 
-def test_a_device_that_does_not_know_of_it_takes_part_as_before(tmp_path):
-    """So does a device whose owner has turned it off, or of an earlier version: its evaluation has no arrays."""
+def test_a_device_that_does_not_send_confusion_takes_part(tmp_path):
+    """A device of an earlier version, or whose owner has turned it off, sends an evaluation without arrays."""
     run, rounds = run_of(tmp_path)
     run.agents["device-1"].tasks.runner.tells_confusion = lambda: False
     run.run()
@@ -83,7 +85,7 @@ def test_a_device_that_does_not_know_of_it_takes_part_as_before(tmp_path):
     assert last["accuracy"]["global"].keys() == set(DOMAINS)
 
 
-# Judged
+# The checks of the coordinator
 
 
 def matrix(*rows):
@@ -94,7 +96,7 @@ def said(samples, accuracy):
     return {"samples.test": float(samples), "accuracy.test.global": accuracy}
 
 
-def test_devices_of_one_domain_are_summed_up():
+def test_the_confusion_of_all_devices_of_one_domain_is_added():
     both = [("a", matrix([3, 1], [0, 4]), said(8, 7 / 8)), ("b", matrix([1, 0], [2, 1]), said(4, 0.5))]
     assert confusion_by_domain(both, {"a": "x", "b": "x"}, "global") == {"x": [[4, 1], [2, 5]]}
     assert confusion_by_domain(both, {"a": "x"}, "global") == {"b": [[1, 0], [2, 1]], "x": [[3, 1], [0, 4]]}
@@ -110,25 +112,25 @@ def test_devices_of_one_domain_are_summed_up():
         {"samples.test": 8.0, "accuracy.test.personal": 7 / 8},
     ],
 )
-def test_who_contradicts_itself_is_passed_over(metrics):
+def test_confusion_that_contradicts_the_metrics_of_its_device_is_left_out(metrics):
     assert confusion_by_domain([("a", matrix([3, 1], [0, 4]), metrics)], {}, "global") == {}
     assert confusion_by_domain([("a", matrix([0, 0], [0, 0]), said(0, 0.0))], {}, "global") == {}
 
 
-def test_of_very_many_numbers_all_domains_are_one(monkeypatch):
+def test_too_many_numbers_of_confusion_are_added_into_one_row_for_all_domains(monkeypatch):
     monkeypatch.setattr(confusion, "MOST_NUMBERS", 7)
     two = [(name, matrix([3, 1], [0, 4]), said(8, 7 / 8)) for name in "ab"]
     assert confusion_by_domain(two, {}, "global") == {ALL: [[6, 2], [0, 8]]}
     assert confusion_by_domain(two[:1], {}, "global") == {"a": [[3, 1], [0, 4]]}
 
 
-def test_it_is_wanted_only_of_few_classes_and_may_be_left_out():
+def test_confusion_is_requested_only_for_few_classes_and_is_optional():
     (spec,) = confusion_wants(100, 100).values()
     assert spec.optional and spec.shape == (100, 100) and spec.low == 0 and spec.most_bytes() == 40_000
     assert confusion_wants(101, 100) == confusion_wants(3, 0) == {}
 
 
-def test_a_device_with_far_more_samples_than_counts_is_scaled_down():
+def test_confusion_of_a_device_with_more_samples_than_the_limit_is_scaled_down():
     both = [
         ("a", matrix([3, 1], [0, 4]), said(8, 7 / 8)),
         ("liar", matrix([0, 800], [800, 0]), said(1600, 0.0)),

@@ -1,4 +1,4 @@
-"""A run's records, summary, metrics and events say what happened in it."""
+"""The records, the summary, the metrics and the events of a run agree with what happened in it."""
 
 import errno
 import gc
@@ -49,8 +49,8 @@ def observed(folder, method="fedavg", sinks=(), **more):
     return run, rounds
 
 
-def test_a_coordinator_that_finds_its_run_finished_says_so_to_those_who_watch_it(tmp_path):
-    """Until `protofleet run` hears that the run is over, it takes the end of a device for a failure."""
+def test_a_restarted_coordinator_whose_run_has_finished_reports_it_to_observers(tmp_path):
+    """Until `protofleet run` gets this event, it treats the end of a device as a failure."""
     run, _ = observed(tmp_path)
     run.run()
     run.kill("coordinator")
@@ -65,7 +65,7 @@ def settings():
     return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=16)
 
 
-def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):
+def test_the_file_has_a_line_for_each_round_and_one_for_the_final_evaluation(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
     found = read_rounds(tmp_path / "rounds.jsonl")
@@ -77,7 +77,7 @@ def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):
     assert found[0]["phases"][0]["answered"] and found[0]["phases"][0]["seconds"] >= 1.0
 
 
-def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
+def test_the_bytes_of_all_rounds_add_up_to_the_bytes_that_the_link_counted(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
     meter = run.service.run.link.meter
@@ -90,20 +90,18 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
     assert rounds.records[0]["fedavg"] == {"up": 3 * weights, "down": weights}
 
 
-def test_a_run_of_fedavg_costs_what_fedavg_would_have_cost(tmp_path):
-    """Otherwise every method would seem to save bytes."""
+def test_the_bytes_of_a_fedavg_run_equal_the_computed_bytes_of_fedavg(tmp_path):
+    """Without this, every method would seem to save bytes."""
     run, rounds = observed(tmp_path)
     run.run()
     assert run.service.run.plan.method == "fedavg"
     assert [one["kind"] for one in rounds.records][-2:] == ["training", "evaluation"]
     for record in rounds.records:
         sent = {way: record["payload"].get(way, {}).get("weights", 0) for way in ("up", "down")}
-        assert record["fedavg"] == sent, (
-            "that of the last evaluation too, for which the model is broadcast once more"
-        )
+        assert record["fedavg"] == sent, "the last evaluation too, for which the model is broadcast once more"
 
 
-def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):
+def test_a_resumed_run_writes_no_round_twice_and_marks_the_resumed_round(tmp_path):
     run, _ = observed(tmp_path)
     run.clock.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
@@ -112,7 +110,7 @@ def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_p
     found = read_rounds(tmp_path / "rounds.jsonl")
     assert [line["round"] for line in found] == [1, 2, 3, 4]
     assert [line["resumed"] for line in found] == [False, True, False, False]
-    assert len(found[1]["accuracy"]["global"]) == 3  # it has answers of the earlier process
+    assert len(found[1]["accuracy"]["global"]) == 3  # it has updates from before the restart
 
 
 def resumed_at(tmp_path, moment, method="fedavg"):
@@ -131,25 +129,25 @@ def resumed_at(tmp_path, moment, method="fedavg"):
     return found
 
 
-def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those_of_an_unbroken_one(tmp_path):
+def test_a_round_whose_coordinator_died_after_the_last_update_has_the_bytes_of_an_unbroken_round(tmp_path):
     whole, broken = resumed_at(
         tmp_path, lambda m: m.round == 2 and m.stage is Stage.COMPUTING and m.answered == set(m.cohort)
     )
     for way, kinds in whole[1]["payload"].items():
         assert broken[1]["payload"][way] == kinds, way
-        # The last turn sent a receipt after its commit, and this message was never written down.
+        # The last turn sent a receipt after its commit, and the bytes of this message were not saved.
         assert sum(broken[1]["wire"][way].values()) >= sum(whole[1]["wire"][way].values()) - A_RECEIPT
     assert broken[1]["resumed"] and broken[1]["seconds"] >= whole[1]["seconds"]
     assert [line["payload"] for line in broken[2:]] == [line["payload"] for line in whole[2:]]
 
 
-def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
+def test_each_update_of_a_resumed_round_is_counted(tmp_path):
     whole, broken = resumed_at(tmp_path, lambda m: m.round == 2 and len(m.answered) == 2)
     assert broken[1]["payload"]["up"]["weights"] >= whole[1]["payload"]["up"]["weights"]
     assert totals(broken, "payload")["up"]["weights"] >= totals(whole, "payload")["up"]["weights"]
 
 
-def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
+def test_traffic_is_saved_every_minute_while_no_update_is_accepted(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
     run.clock.run(lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False  # so the round stays open
@@ -162,13 +160,13 @@ def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp
     assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
 
 
-def test_a_torn_last_line_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_left_out(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
     assert [line["round"] for line in read_rounds(path)] == [1, 2]
 
 
-def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
+def test_a_line_with_a_flipped_bit_is_never_read_as_a_record(tmp_path, caplog):
     run, rounds = observed(tmp_path)
     run.run()
     path, honest = tmp_path / "rounds.jsonl", rounds.records
@@ -181,7 +179,9 @@ def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
     assert path.read_bytes() in whole and len(read_rounds(path)) == 3
 
 
-def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_is_said(tmp_path, caplog):
+def test_a_lost_line_is_restored_from_the_copy_and_a_warning_names_lines_that_both_files_lack(
+    tmp_path, caplog
+):
     run, _ = observed(tmp_path)
     run.run()
     path = tmp_path / "rounds.jsonl"
@@ -199,7 +199,7 @@ def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_
 
 
 @pytest.mark.parametrize("left", ["", "damaged", "one line"])
-def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
+def test_a_missing_or_damaged_or_old_copy_is_written_again(tmp_path, left):
     """An earlier version wrote no copy, and a coordinator that dies between the writes leaves it a line behind."""
     run, _ = observed(tmp_path)
     run.run()
@@ -213,7 +213,7 @@ def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
     assert path.read_bytes() == copy_of(path).read_bytes() == honest
 
 
-def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
+def test_lines_of_an_earlier_version_without_a_checksum_are_read(tmp_path):
     (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
     (table,) = read_rounds(tmp_path / "rounds.jsonl")
     expected = asdict(RoundRecord(1, 0, "training"))
@@ -222,7 +222,7 @@ def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
     assert table == expected
 
 
-def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
+def test_the_summary_names_its_view_and_chooses_the_best_model_by_validation_only(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
     found = summarise(run.service.run.view, settings(), rounds.records, "1.0")
@@ -239,7 +239,7 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     assert best(measurements(lines, "global"))["point"] == 1
 
 
-def test_the_summary_of_a_run_that_has_diverged_says_how_many_rounds_it_has_done(tmp_path):
+def test_the_summary_of_a_run_that_diverged_has_the_number_of_its_completed_rounds(tmp_path):
     run, rounds = observed(tmp_path)
     run.clock.run(lambda: len(rounds.records) == 2)
     for number in (0, 1, 2):
@@ -247,14 +247,14 @@ def test_the_summary_of_a_run_that_has_diverged_says_how_many_rounds_it_has_done
         assert (found["rounds"], found["rounds_done"]) == (3, number)
 
 
-def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
+def test_the_summary_uses_the_view_of_the_settings_of_the_run(tmp_path):
     run, rounds = observed(tmp_path, hyper={"final_fit": True})
     run.run()
     found = summarise(run.service.run.view, settings(), rounds.records, "1.0")
     assert found["reports"] == "personal" and found["accuracy"] == found["views"]["personal"]
 
 
-def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without_them(tmp_path):
+def test_values_that_are_not_finite_are_left_out_of_lines_of_an_earlier_version(tmp_path):
     """Such lines were written when a device had measured infinity."""
     path, table = (
         tmp_path / "rounds.jsonl",
@@ -265,15 +265,15 @@ def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without
     assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
 
 
-def test_no_number_that_is_none_can_be_written(tmp_path):
+def test_a_value_that_is_not_finite_cannot_be_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         RoundsFile(tmp_path / "rounds.jsonl").round_ended(
             RoundRecord(1, 0, "training", figures={"a": math.nan})
         )
 
 
-def test_a_coordinator_killed_between_two_rounds_leaves_one_line_for_each(tmp_path):
-    """The first round is written down before the second is saved, and a replay does not write it again."""
+def test_a_coordinator_that_is_killed_between_two_rounds_writes_each_line_once(tmp_path):
+    """The line of the first round is written before the second is saved, and a replay does not write it again."""
     lines = tmp_path / "rounds.jsonl"
     run, _ = observed(tmp_path)
     save = run.service.run.spool.save
@@ -293,7 +293,7 @@ def test_a_coordinator_killed_between_two_rounds_leaves_one_line_for_each(tmp_pa
     assert copy_of(lines).read_bytes() == lines.read_bytes()
 
 
-def test_what_a_round_counted_is_an_event_by_name_and_a_replay_counts_the_same(tmp_path):
+def test_the_updates_that_a_round_used_are_an_event_and_a_replay_uses_the_same(tmp_path):
     moments = Moments()
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
     machine = run.service.run.machine
@@ -316,7 +316,7 @@ def test_what_a_round_counted_is_an_event_by_name_and_a_replay_counts_the_same(t
     assert rounds.records[1]["resumed"] and rounds.records[1]["participants"] == sorted(first)
 
 
-def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_path):
+def test_a_resumed_round_that_begins_again_is_still_marked_as_resumed(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
     run.clock.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
@@ -329,7 +329,7 @@ def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_p
     assert (second["round"], second["attempt"], second["resumed"]) == (2, 1, True)
 
 
-def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
+def test_earlier_rounds_are_in_the_file_and_not_in_memory(tmp_path):
     rounds = RoundsFile(tmp_path / "rounds.jsonl")
     kept = []
     tracemalloc.start()
@@ -348,7 +348,7 @@ def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
     assert len(again.records) == 300
 
 
-def test_late_and_refused_answers_are_in_the_record(tmp_path):
+def test_late_updates_are_in_the_events_and_not_among_the_participants(tmp_path):
     moments = Moments()
     policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0)
     run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
@@ -356,7 +356,7 @@ def test_late_and_refused_answers_are_in_the_record(tmp_path):
     run.workers["device-0"].seconds, run.workers["device-1"].seconds = 6.0, 14.5
     run.run()
     late = [(details["device"], details["round"]) for what, details in moments.seen if what == "dropped"]
-    assert late == [("device-1", 1)], "and it is waited for again once it has answered"
+    assert late == [("device-1", 1)], "the coordinator waits for this device again after its late update"
     assert rounds.records[1]["participants"] == ["device-0", "device-2"]
 
 
@@ -379,7 +379,7 @@ def scraped(folder):
         return run, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
 
 
-def test_metrics_say_what_the_meter_says(tmp_path):
+def test_metrics_equal_the_counts_of_the_link(tmp_path):
     run, text = scraped(tmp_path)
     meter = run.service.run.link.meter
     found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
@@ -393,7 +393,7 @@ def ends(run):
     return {how: sample(text, "protofleet_run_over", how=how) for how in ("finished", "stopped", "diverged")}
 
 
-def test_the_end_of_a_run_is_shown_as_what_it_is_and_only_at_the_end(tmp_path):
+def test_the_metric_run_over_shows_how_a_run_ended_and_only_after_its_end(tmp_path):
     done, _ = observed(tmp_path / "done")
     stopped, _ = observed(tmp_path / "stopped")
     stopped.run(until=lambda: stopped.service.run.machine.round == 2)
@@ -405,14 +405,14 @@ def test_the_end_of_a_run_is_shown_as_what_it_is_and_only_at_the_end(tmp_path):
     assert ends(done) == {"finished": 1, "stopped": 0, "diverged": 0}
 
 
-def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tmp_path):
+def test_counters_of_wills_are_0_before_the_first_will(tmp_path):
     run, text = scraped(tmp_path)
     for device in run.agents:
         for outcome in OUTCOMES:
             assert sample(text, "protofleet_device_wills_total", device=device, outcome=outcome) == 0
 
 
-def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
+def test_a_metrics_port_that_is_in_use_is_refused_with_a_fix(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
     with exposed(registry := Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port)):
@@ -423,7 +423,7 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
             taken.__enter__()
 
 
-def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog, monkeypatch):
+def test_a_line_that_finds_the_disk_full_is_written_later(tmp_path, caplog, monkeypatch):
     class Full(Disk):
         full = True
 

@@ -1,4 +1,4 @@
-"""A user's own metric that gives no number is left out of all means, and the run says so."""
+"""A metric of a plug-in that is not a finite number is left out of all means with a warning."""
 
 import logging
 from dataclasses import replace
@@ -48,7 +48,7 @@ def made(tmp_path):
     return replace(plan("fedavg", POLICY.rounds), plugins={"metrics": source.sha256})
 
 
-def test_a_metric_that_is_no_number_is_told_once_by_devices_and_coordinator(made, tmp_path, caplog):
+def test_a_metric_that_is_not_finite_is_reported_once_by_devices_and_coordinator(made, tmp_path, caplog):
     shards, shown = {f"device-{i}": shard(i) for i in range(3)}, Shown()
     allowed = PlugIns((str(tmp_path / "mine.py"),), tuple(made.plugins.values()))
     run = Simulation(made, shards, POLICY, tmp_path / "world", NetworkConditions(), 0, plugins=allowed)

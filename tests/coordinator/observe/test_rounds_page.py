@@ -70,11 +70,11 @@ def test_the_page_has_each_key_in_its_order_with_its_type(cls):
     }
 
 
-def test_the_page_says_since_when_a_line_has_a_key():
+def test_the_page_states_the_version_since_which_a_line_has_a_key():
     assert {key for key, (_, _, since) in rows(RoundRecord).items() if since == "0.1.0"} == UNSEALED
 
 
-def test_every_number_of_the_page_has_its_unit():
+def test_each_number_on_the_page_has_a_unit():
     for cls in TABLES:
         for key, (kind, unit, _) in rows(cls).items():
             counts = (

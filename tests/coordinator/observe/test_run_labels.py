@@ -42,7 +42,7 @@ def page(clock):
     return RunLabels(CollectorRegistry(), places=2, clock=clock)
 
 
-def test_two_runs_have_each_series_once_with_the_name_of_the_run_and_the_process_has_its_own_once(tmp_path):
+def test_two_runs_have_each_series_once_with_their_names_and_the_process_has_its_series_once(tmp_path):
     sims = {name: simulation(tmp_path / name, "fedavg") for name in ("red", "blue")}
     host = HostMetrics("1.0", "coordinator", tmp_path, BrokerAddress())
     whole = RunLabels(process := process_registry(sims["red"].service.context, host, 0.0), places=2)
@@ -51,7 +51,7 @@ def test_two_runs_have_each_series_once_with_the_name_of_the_run_and_the_process
         text = generate_openmetrics(whole).decode()
         families = list(
             strictly_parsed(text)
-        )  # This parser refuses a name, a text or a series that comes twice.
+        )  # This parser refuses a name, a text or a series that occurs twice.
         said = [line for line in generate_latest(whole).decode().splitlines() if line.startswith("# HELP")]
     assert len(said) == len({*said}) and len({family.name for family in families}) == len(families)
     own = {family.name for family in process.collect()}
@@ -75,14 +75,14 @@ def test_a_run_that_has_ended_keeps_its_last_values_for_an_hour(page, clock):
     assert list(page.collect()) == []
 
 
-def test_as_many_runs_that_have_ended_are_kept_as_there_are_slots_and_the_oldest_goes_first(page):
+def test_one_ended_run_per_slot_is_kept_and_the_oldest_is_removed_first(page):
     for number in range(5):
         with page.showing(of_a_run(number), f"run-{number}"), page.showing(of_a_run(9), "other"):
             assert len(values(page, "protofleet_round")) <= 4
     assert values(page, "protofleet_round") == {"other": 9.0, "run-4": 4.0}
 
 
-def test_a_run_that_cannot_go_on_is_shown_as_failed_until_it_goes_on(page):
+def test_a_run_that_cannot_continue_is_shown_as_failed_until_it_continues(page):
     page.fail("never-begun")
     with page.showing(of_a_run(3), "red"):
         assert values(page, "protofleet_run_over") == {"red failed": 0.0, "never-begun failed": 1.0}
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_go_on_is_shown_as_failed_until_it_goes_on(page):
         assert values(page, "protofleet_run_over")["red failed"] == 0.0
 
 
-def test_a_run_whose_folder_is_gone_hides_no_other_run(page):
+def test_a_run_whose_folder_is_missing_hides_no_other_run(page):
     gone = of_a_run(1)
 
     def raises():
@@ -105,7 +105,7 @@ def test_a_run_whose_folder_is_gone_hides_no_other_run(page):
     assert values(page, "protofleet_round") == {"blue": 2.0}
 
 
-def test_a_request_for_some_names_gets_these_of_all_runs(page):
+def test_a_request_for_some_names_returns_these_series_of_all_runs(page):
     with page.showing(of_a_run(1), "red"), page.showing(of_a_run(2), "blue"):
         found = page.restricted_registry(["protofleet_round"])
         assert values(found, "protofleet_round") == {"red": 1.0, "blue": 2.0}

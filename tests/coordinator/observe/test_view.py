@@ -1,4 +1,4 @@
-"""Observers cannot change a run through what they see of it."""
+"""Observers cannot change a run through its view."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -50,14 +50,14 @@ def changeable(value, seen=""):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_read_of_a_run_cannot_be_assigned_to_and_is_itself_unchangeable(run, name):
+def test_a_property_of_the_view_cannot_be_assigned_and_its_value_cannot_be_changed(run, name):
     with pytest.raises(AttributeError, match=name):
         setattr(run.view, name, None)
     assert name in COPIES or changeable(getattr(run.view, name), name) == []
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_copy_can_be_changed_without_changing_the_run(run, name):
+def test_a_changed_copy_does_not_change_the_run(run, name):
     def asked():
         return getattr(run.view, name)(*ASKED[name])
 
@@ -76,6 +76,6 @@ def test_a_copy_can_be_changed_without_changing_the_run(run, name):
     assert repr(asked()) == before
 
 
-def test_the_view_has_no_method_but_those_that_are_tried_here():
+def test_this_file_tries_each_method_of_the_view():
     methods = {name for name, what in vars(RunView).items() if callable(what) and not name.startswith("_")}
     assert methods == ASKED.keys()

@@ -1,4 +1,4 @@
-"""The page of a run shows what the journal says, in rows that a browser can put in place of earlier ones."""
+"""The page of a run shows the journal, in rows with which a browser can replace earlier rows."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ from tests.support.small_federation import simulation
 
 @pytest.fixture
 def world(tmp_path):
-    """Return a simulated federation whose journal tells a page, and the page."""
+    """Return a simulated federation whose journal updates a page, and the page."""
     made = simulation(tmp_path / "world", "fedavg")
     page = LivePage(made.service.run.view, ProcessPage(), clock=lambda: made.service.context.wall())
     keep_journal(made.service.run, [page])
@@ -53,7 +53,7 @@ def states(page):
     return {row["name"]: row["state"] for row in now(page)["runs"][0]["devices"]}
 
 
-def test_before_the_first_device_the_page_says_what_the_run_waits_for(world):
+def test_before_the_first_device_the_page_shows_that_the_run_waits_for_devices(world):
     _, page = world
     (run,) = now(page)["runs"]
     assert run["state"] == "waiting" and run["words"].startswith("waiting for devices: 0 of ")
@@ -61,7 +61,7 @@ def test_before_the_first_device_the_page_says_what_the_run_waits_for(world):
     assert run["rounds"] == [] and run["planned"] == 3
 
 
-def test_a_run_goes_from_waiting_through_its_rounds_to_its_end(world):
+def test_the_page_shows_a_run_as_waiting_then_running_then_ended(world):
     made, page = world
     seen, before = [], page.process.ring.newest
     made.run()
@@ -79,7 +79,7 @@ def test_a_run_goes_from_waiting_through_its_rounds_to_its_end(world):
     assert run["rounds"][0]["up"]["weights"] > 0 and run["rounds"][1]["down"]["weights"] > 0
 
 
-def test_a_pause_of_an_operator_is_shown_until_the_run_goes_on(world):
+def test_a_pause_by_an_operator_is_shown_until_the_run_continues(world):
     made, page = world
     run = made.service.run
     made.run(until=lambda: len(run.machine.answered) == 2)
@@ -93,7 +93,7 @@ def test_a_pause_of_an_operator_is_shown_until_the_run_goes_on(world):
     assert now(page)["runs"][0]["state"] == "ended"
 
 
-def test_in_a_phase_the_page_counts_the_answers(world):
+def test_during_a_phase_the_page_counts_the_answers(world):
     made, page = world
     made.run(until=lambda: len(made.service.run.machine.answered) == 2)
     (run,) = now(page)["runs"]
@@ -148,7 +148,7 @@ def test_a_device_that_leaves_is_shown_with_its_reason(world):
         ("returned", {}, "answered"),
     ],
 )
-def test_what_happens_to_an_answer_is_in_the_row_of_its_device(world, what, more, state):
+def test_the_row_of_a_device_shows_the_state_of_its_update(world, what, more, state):
     _, page = world
     page.entry(what, {"device": "device-1", "round": 1, "phase": "train", **more})
     row = next(row for row in now(page)["runs"][0]["devices"] if row["name"] == "device-1")
@@ -156,7 +156,7 @@ def test_what_happens_to_an_answer_is_in_the_row_of_its_device(world, what, more
     assert (row["state"], row["reason"]) == (state, words)
 
 
-def test_a_refused_device_is_shown_with_the_reason_and_the_same_reason_is_no_new_event(world):
+def test_a_refused_device_is_shown_with_its_reason_and_the_same_reason_is_no_new_event(world):
     _, page = world
     page.refused("device-2", "it has 4 classes, but the run has 3")
     number = page.process.ring.newest
@@ -180,14 +180,14 @@ def test_the_run_names_the_devices_that_cannot_take_part_until_they_can(world):
 
 
 @pytest.mark.parametrize(("early", "words"), [("diverged", "the run cannot continue: loss is inf")])
-def test_the_end_has_its_reason(world, early, words):
+def test_a_run_that_diverged_is_shown_as_ended_with_its_reason(world, early, words):
     _, page = world
     page.entry(early, {"round": 1, "reason": "loss is inf"})
     (run,) = now(page)["runs"]
     assert (run["state"], run["words"]) == ("ended", words)
 
 
-def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp_path):
+def test_times_of_messages_are_sent_together_and_only_to_a_page_that_is_open(tmp_path):
     made, clock = simulation(tmp_path / "world", "fedavg"), [1000.0]
     page = LivePage(made.service.run.view, ProcessPage(), clock=lambda: clock[0])
     number = page.process.ring.newest
@@ -198,7 +198,7 @@ def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp
     assert page.process.ring.newest == number
     clock[0] = 1000.0 + HEARD_SECONDS
     page.heard_from("device-2")
-    assert page.process.ring.newest == number, "nobody watches"
+    assert page.process.ring.newest == number, "no page is open"
     assert [row["heard"] for row in now(page)["runs"][0]["devices"]] == pytest.approx(
         [1004.9, 1004.95, 1005.0]
     )
@@ -210,7 +210,7 @@ def test_times_of_messages_are_told_together_and_only_to_a_page_that_is_open(tmp
     ]
 
 
-def test_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
+def test_the_row_of_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(tmp_path):
     budget = BudgetSettings(bytes_per_device=1_000_000_000)
     made = simulation(tmp_path / "runs" / "run", "fedavg", budget=budget)
     budget_of = made.service.run.budget.of_device
@@ -232,7 +232,7 @@ def test_a_device_has_the_figures_of_its_last_round_and_its_bytes_of_the_budget(
     assert {"name": "device-1", "joules": 2.5, "celsius": 61.5, "data": rows["device-1"]["data"]} in told_of
 
 
-def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
+def test_log_lines_are_on_the_page_with_the_text_of_the_log(world):
     _, page = world
     log, handler = logging.getLogger("protofleet.test-of-the-page"), LineHandler(page.process.logged)
     log.addHandler(handler)
@@ -250,7 +250,7 @@ def test_log_lines_are_on_the_page_with_the_words_of_the_log(world):
     ]  # fmt: skip
 
 
-def test_everything_on_the_page_has_a_bound(world):
+def test_each_list_and_each_text_on_the_page_has_a_limit(world):
     _, page = world
     for i in range(MOST_LINES + 7):
         page.process.logged(0.0, "info", "x" * 2 * LONGEST_WORDS)
@@ -270,7 +270,7 @@ def test_everything_on_the_page_has_a_bound(world):
     assert max(len(row["domain"]) for row in found["runs"][0]["devices"]) <= LONGEST_NAME
 
 
-def test_a_round_has_no_number_that_json_cannot_hold_and_not_too_many_domains():
+def test_a_round_row_has_only_finite_numbers_and_a_limited_number_of_domains():
     accuracy = {f"domain-{i:03}": 0.5 for i in range(2 * MOST_DOMAINS)} | {"a": math.nan, "b": math.inf}
     found = round_row(RoundRecord(1, 0, "training", accuracy={"global": accuracy}), "global")
     assert 0 < len(found["accuracy"]) <= MOST_DOMAINS and set(found["accuracy"].values()) == {0.5}
@@ -284,7 +284,7 @@ def test_a_text_of_a_device_is_cut_and_printable(length, letter):
     assert device_row("a", letter * length, "left", letter * length)["reason"] == found
 
 
-def test_a_coordinator_that_comes_back_shows_the_rounds_of_the_earlier_one(world):
+def test_a_restarted_coordinator_shows_the_earlier_rounds(world):
     made, page = world
     made.run()
     rounds = [RoundRecord(row["round"], 0, row["kind"]) for row in now(page)["runs"][0]["rounds"]]

@@ -22,14 +22,14 @@ def test_a_certificate_needs_its_key(cert, key):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
-def test_on_the_loopback_everyone_of_the_machine_may_view_without_tls(host):
+def test_on_the_loopback_each_user_of_the_machine_may_view_without_tls(host):
     address = PageAddress(host, 8470)
     access = address.access()
     assert not access.login_to_view and access.tls is None
     assert address.url(access) == f"http://{f'[{host}]' if ':' in host else host}:8470/"
 
 
-def test_off_the_loopback_viewing_needs_a_login_and_the_names_are_those_of_the_certificate(tmp_path):
+def test_off_the_loopback_viewing_needs_a_login_and_the_hosts_are_the_names_of_the_certificate(tmp_path):
     pair = Authority(tmp_path).issue("page", "10.0.0.7", "fd00::7")
     address = PageAddress("0.0.0.0", 443, pair.cert, pair.key)
     access = address.access()
@@ -38,7 +38,7 @@ def test_off_the_loopback_viewing_needs_a_login_and_the_names_are_those_of_the_c
     assert address.url(access) == "https://10.0.0.7:443/"
 
 
-def test_a_certificate_that_cannot_be_used_gives_one_line(tmp_path):
+def test_an_unusable_certificate_is_refused_in_one_line(tmp_path):
     authority = Authority(tmp_path)
     pair, other, nameless = (
         authority.issue("page", "10.0.0.7"),

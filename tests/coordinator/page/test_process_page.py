@@ -49,7 +49,7 @@ def test_each_event_names_its_run_and_changes_no_other_run():
     assert [run["state"] for run in now(page)["runs"]] == ["running", "paused"]
 
 
-def test_a_run_that_begins_makes_the_pages_read_the_state_and_replaces_the_oldest_ended_run():
+def test_a_new_run_makes_open_pages_read_the_state_again_and_replaces_the_oldest_ended_run():
     page = ProcessPage()
     for i in range(2 * MOST_ENDED):
         number = page.ring.newest
@@ -58,14 +58,14 @@ def test_a_run_that_begins_makes_the_pages_read_the_state_and_replaces_the_oldes
         page.end_run(f"run-{i}")
         assert len(names(page)) <= MOST_ENDED + 1
     last = 2 * MOST_ENDED - 1
-    page.begin_run(run_named(f"run-{last}"))  # The same run goes on, so it is active again.
+    page.begin_run(run_named(f"run-{last}"))  # The same run continues, so it is active again.
     for i in range(MOST_ENDED + 1):
         page.begin_run(run_named(f"late-{i}"))
         page.end_run(f"late-{i}")
     assert f"run-{last}" in names(page)
 
 
-def test_a_queue_of_a_thousand_runs_shows_the_active_the_next_and_the_newest_ended_runs():
+def test_a_queue_of_a_thousand_runs_shows_the_active_and_next_and_newest_ended_runs():
     over = {f"over-{i}": row_of(f"over-{i}", i, "finished", ended=i, closed=1) for i in range(1000)}
     waiting = {f"wait-{i}": row_of(f"wait-{i}", 2000 + i) for i in range(1000)}
     active = {"red": row_of("red", 9000, "running", started=5, priority=-9)}
@@ -79,7 +79,7 @@ def test_a_queue_of_a_thousand_runs_shows_the_active_the_next_and_the_newest_end
 
 
 @pytest.mark.parametrize("reason", ["lunch \x1b[2J\u202e", "x" * 5000])
-def test_a_change_of_the_queue_is_an_event_with_the_changed_rows_in_printable_words(reason):
+def test_a_change_of_the_queue_is_an_event_with_the_changed_rows_in_printable_text(reason):
     page, runs = ProcessPage(), {f"run-{i}": row_of(f"run-{i}", i) for i in range(3)}
     page.show_queue(QueueTable.of(runs, 1))
     number = page.ring.newest

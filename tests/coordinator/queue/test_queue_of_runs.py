@@ -19,7 +19,7 @@ from protofleet.protocol.wire.names import RULE
 from tests.coordinator.queue.world import World
 
 NOW = 1_790_000_000
-SCRIPT = (  # what has to be true of the runs, the command, its run, and more of a submission
+SCRIPT = (  # the states of runs that must be reached first, the command, its run, and more of a submission
     ({}, "submit", "one", {}),
     ({}, "submit", "two", {"after": "one", "origin": Origin("grey", 7, "ab" * 32)}),
     ({}, "submit", "bad", {"priority": -1}),
@@ -79,7 +79,7 @@ def said(verb, state, **more):
         ("stopped", "same", "refused", "refused"),
     ],
 )
-def test_each_command_does_in_each_state_what_the_table_says(state, stop, pause, resume):
+def test_each_command_has_the_result_of_the_table_in_each_state(state, stop, pause, resume):
     for verb, wanted in (("stop", stop), ("pause", pause), ("resume", resume)):
         decision = said(verb, state)
         if wanted in ("same", "refused"):
@@ -94,7 +94,7 @@ def test_each_command_does_in_each_state_what_the_table_says(state, stop, pause,
         assert changed.closed == (wanted == "stopped" and not row("a", state).started)
 
 
-def test_an_active_run_that_goes_on_after_a_pause_is_running_at_once():
+def test_an_active_run_that_continues_after_a_pause_is_running_at_once():
     paused = row("a", "queued", started=NOW)
     assert settle(runs(paused), {}, slots=1) == Change("a", "running", "")
 
@@ -120,7 +120,7 @@ def test_a_run_cannot_come_after_itself():
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_the_rounds_of_a_run_are_set_in_each_state_that_is_not_over_unless_the_run_itself_refuses(state):
+def test_the_rounds_of_a_run_can_be_set_until_its_end_unless_the_run_refuses(state):
     command, a = QueueCommand(bytes(16), "local:ann", "extend", "a", rounds=5), row("a", state)
     decision = decide(command, runs(a), NOW)
     if state in FINAL:
@@ -167,13 +167,13 @@ FACTS = {
         ("finished", "ended", None),
     ],
 )
-def test_the_next_step_follows_from_the_row_and_the_folder_of_the_run(state, fact, step):
+def test_the_next_step_depends_on_the_row_and_the_folder_of_the_run(state, fact, step):
     has_begun = state not in ("submitted", "queued")
     active = row("a", state, started=NOW * has_begun)
     assert settle(runs(active), {"a": FACTS[fact]} if fact else {}) == step
 
 
-def test_a_run_that_is_over_is_closed_when_its_devices_know_it_and_then_nothing_is_left_to_do():
+def test_a_run_that_is_over_is_closed_when_its_devices_know_it_and_needs_no_more_steps():
     for state in FINAL:
         active, fact = row("a", state, started=NOW), RunFact("finished", "all done", closed=True)
         assert settle(runs(active), {"a": fact}) == Change("a", state, "because", closed=True)
@@ -197,7 +197,7 @@ def test_one_run_is_active_at_a_time_and_the_others_start_by_priority_and_then_i
     )
 
 
-def test_a_run_after_another_waits_for_its_end_and_fails_with_it():
+def test_a_run_after_another_run_waits_for_its_end_and_fails_with_it():
     after = row("b", "submitted", 2, after="a")
     for state in STATES:
         found = settle(runs(row("a", state, started=0, closed=1), after), {})
@@ -211,7 +211,7 @@ def test_a_run_after_another_waits_for_its_end_and_fails_with_it():
     assert waits_for(after, runs(row("a", "running"), after)) == "waits for the end of a, which is running"
 
 
-def test_with_two_slots_two_runs_are_active_and_each_of_them_gets_its_own_orders():
+def test_with_two_slots_two_runs_are_active_and_each_run_gets_its_own_orders():
     first, second, third = (row(name, number=n) for n, name in enumerate("abc", 1))
     begun = replace(first, state="running", started=NOW)
     assert settle(runs(begun, second, third), {"a": FACTS["ready"]}, 2) == Change("b", "starting", "")
@@ -231,7 +231,7 @@ def test_with_two_slots_two_runs_are_active_and_each_of_them_gets_its_own_orders
     assert waits_for(third, held, 3) == "because"
 
 
-def test_the_whole_script_comes_to_what_was_meant(tmp_path):
+def test_the_whole_script_has_the_expected_states_and_verdicts(tmp_path):
     rows, told, ends = World(tmp_path).play(SCRIPT).essence()
     assert rows == {
         "one": ("finished", "all rounds are done", 1, 5, ""),
@@ -261,7 +261,7 @@ def test_a_kill_before_any_durable_step_changes_no_state_reason_or_verdict(tmp_p
 
 
 @pytest.mark.slow
-def test_a_kill_between_a_commit_and_its_copy_changes_nothing_either(tmp_path):
+def test_a_kill_between_a_commit_and_its_copy_changes_no_state_reason_or_verdict(tmp_path):
     steps = ("commit", "merge", "rename")
     whole = World(tmp_path / "whole", steps=steps).play(SCRIPT)
     for point in range(2, whole.disk.points + 1, 7):
@@ -281,7 +281,7 @@ def submitted(queue, number=0, name="a"):
     return command
 
 
-def test_a_run_that_cannot_start_from_another_is_refused_and_one_that_can_says_from_which(tmp_path):
+def test_a_run_is_refused_if_it_cannot_start_from_another_run_and_names_its_origin_if_it_can(tmp_path):
     queue, command = opened(tmp_path), QueueCommand(bytes(16), "local:ann", "submit", "a")
     refused = decide(command, {}, NOW, Submission("rounds = 3", 3, problem="red has no snapshot"))
     assert (refused.verdict, refused.words, refused.changed) == ("refused", "red has no snapshot", ())
@@ -295,7 +295,7 @@ def test_a_run_that_cannot_start_from_another_is_refused_and_one_that_can_says_f
     again.close()
 
 
-def test_a_copy_takes_the_place_of_a_damaged_queue_and_without_one_a_line_says_the_way_out(tmp_path):
+def test_a_copy_replaces_a_damaged_queue_and_without_a_copy_the_error_gives_a_fix(tmp_path):
     queue = opened(tmp_path)
     command = submitted(queue)
     queue.close()
@@ -332,7 +332,7 @@ def test_results_are_kept_for_a_week(tmp_path):
     later.close()
 
 
-def test_labels_are_durable_with_their_result_also_if_the_process_is_killed_before_any_step(tmp_path):
+def test_labels_and_their_result_are_durable_also_if_the_process_is_killed_before_any_step(tmp_path):
     def play(folder, die_before=()):
         world, told = World(folder, die_before), []
         for number, change in enumerate(CHANGES):
@@ -365,7 +365,7 @@ def test_labels_are_durable_with_their_result_also_if_the_process_is_killed_befo
         killed.queue.close()
 
 
-def test_the_legacy_run_and_an_older_queue_without_labels_are_read(tmp_path):
+def test_an_older_queue_without_labels_and_its_legacy_run_are_read(tmp_path):
     queue = opened(tmp_path)
     assert (queue.labels, queue.legacy) == ({}, "")
     queue.choose_legacy("red")

@@ -1,4 +1,4 @@
-"""A queue of runs on a disk, a process that may be killed before each durable step, and an operator who repeats."""
+"""A queue on a disk, a process that may be killed before each durable step, and an operator who repeats commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAILS = "its plan cannot be built"
 
 
 class KilledError(BaseException):
-    """The process is gone, and nothing of its memory counts."""
+    """The process is killed, and its memory is lost."""
 
 
 class KillingDisk(Disk):
@@ -106,7 +106,7 @@ class World:
         self.settle()
 
     def execute(self, number, verb, run, rounds=0, **more):
-        """Carry out a command as QueueExecutor does, and note what the operator is told."""
+        """Carry out a command as QueueExecutor does, and note the result that the operator gets."""
         command = QueueCommand(bytes([number]) * 16, "local:ann", verb, run, rounds=rounds)
         known = self.queue.result_of(command)
         if known is None:
@@ -123,7 +123,7 @@ class World:
     # -- the operator
 
     def play(self, script):
-        """Give each command when its condition holds, and repeat it until the operator is told the result."""
+        """Give each command when its condition holds, and repeat it until the operator gets the result."""
         for number, (wanted, verb, run, more) in enumerate(script):
             self.wait_for(wanted)
             while number not in self.told:
@@ -141,7 +141,7 @@ class World:
         return {name: run.state for name, run in self.queue.runs.items()}
 
     def essence(self):
-        """Return what an operator cares for. How far a run is when a command reaches it is left out."""
+        """Return the results that must not depend on a kill, so not the round in which a command reached a run."""
         rows = {
             name: (run.state, run.reason, run.closed, run.rounds, run.origin_run)
             for name, run in self.queue.runs.items()

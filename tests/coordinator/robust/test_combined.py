@@ -62,14 +62,14 @@ def row_of(reply, label):
     return reply.payload["prototypes"][reply.payload["labels"].tolist().index(label)]
 
 
-def test_without_a_rule_the_server_half_gets_the_replies_themselves():
+def test_without_a_rule_the_server_half_gets_the_unchanged_replies():
     replies = [answer(1), answer(0)]
     assert combined(replies, ASKED, Robust()) is replies
     only_rows = replace(ASKED, averaged=Averaged(rows="devices"))
     assert combined(replies, only_rows, Robust(weights="median")) is replies
 
 
-def test_a_single_reply_stays_as_it_is():
+def test_a_single_reply_is_not_changed():
     replies = [answer(1)]
     assert combined(replies, ASKED, every("trimmed")) is replies
 
@@ -101,11 +101,11 @@ def test_rows_without_a_rule_get_the_mean_of_the_method(by, merge):
     assert found["counts"].tolist() == counts.tolist()
 
 
-def test_one_reply_has_the_examples_of_all():
+def test_the_combined_reply_has_the_examples_of_all_replies():
     assert one([answer(0, examples=3), answer(1, examples=4)], every("cap")).examples == 7
 
 
-def test_whole_numbers_are_those_of_the_first_device():
+def test_integers_come_from_the_first_device_by_name():
     found = one([answer(4), answer(2), answer(3)], every("median")).payload
     assert int(found["weights.norm.num_batches_tracked"]) == 9
 
@@ -124,7 +124,7 @@ def test_a_running_variance_never_becomes_negative():
     assert float(found["weights.a"].min()) == 0.5
 
 
-def test_statistics_and_weights_are_judged_apart():
+def test_statistics_and_weights_are_capped_separately():
     """A liar's huge variances do not shorten its weights, and short honest variances do not hide a huge weight."""
     replies = [answer(seed) for seed in range(5)]
     liar = changed(replies[2], weights__norm__running_var=torch.full((4,), HUGE))
@@ -135,7 +135,7 @@ def test_statistics_and_weights_are_judged_apart():
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
 @pytest.mark.parametrize("huge", [HUGE, -HUGE])
-def test_no_array_is_carried_away_by_one_huge_liar(rule, huge):
+def test_one_liar_with_huge_values_does_not_dominate_any_array(rule, huge):
     replies = [answer(seed) for seed in range(6)]
     liar = changed(
         replies[0], weights__a=torch.full((3, 4), huge), prototypes=torch.full((3, 5), huge),
@@ -146,7 +146,7 @@ def test_no_array_is_carried_away_by_one_huge_liar(rule, huge):
         assert bool(found[name].isfinite().all()) and float(found[name].abs().max()) < 15
 
 
-def test_each_class_is_combined_by_the_devices_that_hold_it():
+def test_each_class_is_combined_over_the_devices_that_hold_it():
     """Five devices hold class 0, and three hold class 1: each class has a liar, and each liar is trimmed."""
     labels = [(0, 1), (0, 1), (0, 1), (0,), (0,)]
     replies = [answer(seed, held) for seed, held in enumerate(labels)]
@@ -158,7 +158,7 @@ def test_each_class_is_combined_by_the_devices_that_hold_it():
         assert bool((row_of(found, label) <= rows.max(dim=0).values).all())
 
 
-def test_a_class_that_two_devices_hold_is_a_mean_with_a_cap():
+def test_a_class_of_two_devices_is_a_mean_with_a_cap():
     replies = [answer(0, (0, 2)), answer(1, (0, 2)), answer(2, (0,))]
     liar = changed(replies[0], prototypes=torch.full((2, 5), HUGE))
     found = one([liar, *replies[1:]], Robust(prototypes="median"))
@@ -172,7 +172,7 @@ def test_a_class_of_one_device_is_the_row_of_this_device():
     torch.testing.assert_close(row_of(found, 2), row_of(replies[0], 2))
 
 
-def test_a_class_named_twice_is_pooled_before_the_rule():
+def test_rows_of_a_class_that_is_named_twice_are_merged_before_the_rule():
     """A device that sends many rows of a class is one device, so it is clipped as one."""
     replies = [answer(seed, (0,)) for seed in range(4)]
     many = changed(
@@ -194,14 +194,14 @@ def test_rows_are_capped_by_their_difference_to_the_row_of_the_broadcast():
     torch.testing.assert_close(found, torch.full((1, 5), 10 + (0.1 * 3 - 0.1 + 3 * 0.1) / 5))
 
 
-def test_claims_of_samples_are_capped_at_three_times_their_median():
+def test_claims_of_examples_are_capped_at_three_times_their_median():
     replies = [answer(seed, examples=10) for seed in range(4)] + [answer(4, examples=10**9)]
     capped = [*replies[:4], replace(replies[4], examples=30)]
     first, second = (one(some, Robust(weights="trimmed")).payload["weights.a"] for some in (replies, capped))
     assert torch.equal(first, second)
 
 
-def test_a_late_reply_counts_less():
+def test_a_late_reply_has_a_smaller_weight():
     replies = [answer(seed) for seed in range(4)]
     late = [*replies[:3], replace(replies[3], weight=1e-12)]
     without = one(replies[:3], Robust(weights="cap", prototypes="cap")).payload
@@ -218,7 +218,7 @@ def test_small_slices_give_the_same_arrays(monkeypatch):
         torch.testing.assert_close(one(replies, every(rule)).payload["weights.a"], wanted)
 
 
-def test_a_payload_names_the_arrays_of_the_task_and_no_others():
+def test_the_combined_payload_has_exactly_the_arrays_of_the_task():
     found = one([answer(0), answer(1), answer(2)], every("cap")).payload
     assert [*found] == [*WANTS] and len(found) == len(WANTS) and "weights.b" not in found
     with pytest.raises(KeyError, match="weights.b"):

@@ -1,4 +1,4 @@
-"""Tests that a run whose method or mode does not allow a rule is refused with the reason and the way out."""
+"""Tests that a run whose method or mode does not allow a rule is refused with the reason and a fix."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def policy(**settings):
 
 @pytest.mark.parametrize("setting", ["weights", "prototypes"])
 @pytest.mark.parametrize("method", names())
-def test_each_method_accepts_a_rule_or_refuses_it_with_the_way_out(method, setting):
+def test_each_method_accepts_a_rule_or_refuses_it_with_a_fix(method, setting):
     plan = few_steps(method).plan()
     if setting in accepted_rules(plan.variant):
         demand_robust_fit(policy(**{setting: "trimmed"}), plan)
@@ -39,7 +39,7 @@ def test_each_method_accepts_a_rule_or_refuses_it_with_the_way_out(method, setti
 
 
 @pytest.mark.parametrize("method", names())
-def test_mean_is_no_rule_so_each_method_accepts_it(method):
+def test_each_method_accepts_the_rule_mean(method):
     demand_robust_fit(policy(weights="mean", prototypes="mean"), few_steps(method).plan())
     demand_robust_fit(Policy(), few_steps(method).plan())
 
@@ -51,7 +51,7 @@ def test_fedproto_with_averaged_models_accepts_both_rules():
         demand_robust_fit(policy(weights="cap"), Plan("fedproto", 3, 2, network=Network("mlp")))
 
 
-def test_methods_that_need_individual_answers_accept_no_rule():
+def test_methods_that_need_individual_updates_accept_no_rule():
     refusing = {name for name in names() if not accepted_rules(load(name))}
     assert {"fedplcc", "scaffold", "fedgram", "fednova", "fedheal"} <= refusing
     assert accepted_rules(load("fedpall")) == {"prototypes"}
@@ -77,7 +77,7 @@ def test_a_wrong_setting_is_refused_with_its_value_and_its_limit(settings, words
         Robust(**settings)
 
 
-def test_the_rules_are_only_those_that_replace_the_mean():
+def test_the_property_rules_leaves_out_mean():
     assert not Robust().rules
     assert Robust(weights="cap", prototypes="mean").rules == {"weights": "cap"}
 
@@ -93,7 +93,7 @@ REFUSED = 'policy.robust.weights is "cap", but fedproto averages no weights over
 ROBUST = {"robust": {"weights": "cap"}}
 
 
-def test_a_coordinators_settings_with_a_rule_that_the_method_refuses_are_refused():
+def test_settings_of_a_coordinator_with_a_rule_that_the_method_refuses_are_refused():
     with pytest.raises(SettingsError, match=REFUSED):
         decode(
             CoordinatorSettings,
@@ -113,7 +113,7 @@ def test_an_experiment_of_a_script_with_a_rule_that_the_method_refuses_is_refuse
         protofleet.run({"name": "run", "rounds": 2, "method": {"name": "fedproto"}, "policy": ROBUST})
 
 
-def test_a_rule_that_is_misspelt_is_refused_in_one_line_with_exit_code_2(tmp_path, capsys):
+def test_a_misspelt_rule_is_refused_in_one_line_with_exit_code_2(tmp_path, capsys):
     (tmp_path / "run.toml").write_text(
         'name = "run"\nrounds = 2\n[method]\nname = "fedavg"\n[policy.robust]\nweights = "trim"\n'
     )

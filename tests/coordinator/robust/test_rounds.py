@@ -65,7 +65,7 @@ def opposite(payload):
 
 @pytest.mark.parametrize("rule", ["cap", "trimmed"])
 @pytest.mark.parametrize("method", few(ACCEPTING))
-def test_a_cohort_that_agrees_leaves_the_state_that_its_mean_leaves(method, rule):
+def test_devices_that_agree_leave_the_same_state_with_a_rule_as_with_the_mean(method, rule):
     plain, found = stepped(method, None, rounds=2), stepped(method, robust_of(method, rule), rounds=2)
     assert plain.keys() == found.keys()
     assert [name for name, value in plain.items() if not close(value, found[name])] == []
@@ -73,7 +73,7 @@ def test_a_cohort_that_agrees_leaves_the_state_that_its_mean_leaves(method, rule
 
 @pytest.mark.parametrize("rule", [rule for rule in ROBUST if rule != "cap"])
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedhp"])
-def test_one_liar_of_five_moves_nothing_if_all_others_agree(method, rule):
+def test_one_liar_of_five_changes_no_array_if_all_others_agree(method, rule):
     honest, lied = stepped(method, None), stepped(method, robust_of(method, rule), opposite)
     assert [name for name, value in honest.items() if not close(value, lied[name])] == []
     ruined = stepped(method, None, opposite)
@@ -104,7 +104,7 @@ def run_under(subject, folder, robust, crash_at=None):
     ],
 )
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedproto", marks=pytest.mark.slow)])
-def test_a_crashed_coordinator_ends_with_the_bits_of_an_unbroken_one(method, rule, tmp_path):
+def test_a_coordinator_that_crashed_ends_with_the_bits_of_an_unbroken_run(method, rule, tmp_path):
     subject, robust = few_steps(method), robust_of(method, rule)
     whole = final_state(run_under(subject, tmp_path / "whole", robust))
     plain = final_state(subject.simulation(tmp_path / "plain").run())

@@ -65,7 +65,7 @@ def test_each_number_stays_between_the_honest_numbers(m, f, rule, lie):
 
 @pytest.mark.parametrize("lie", [HUGE, -HUGE])
 @pytest.mark.parametrize("m, f", MOST)
-def test_clipping_stays_in_the_radius_of_the_honest_devices_around_the_median(m, f, lie):
+def test_clipping_stays_within_the_radius_of_the_honest_devices_around_the_median(m, f, lie):
     x, honest = with_liars(m, f, lie)
     centre = middle(x)
     assert bool((honest.min(dim=0).values <= centre).all() and (centre <= honest.max(dim=0).values).all())
@@ -75,7 +75,7 @@ def test_clipping_stays_in_the_radius_of_the_honest_devices_around_the_median(m,
 
 @pytest.mark.parametrize("lie", [HUGE, -HUGE])
 @pytest.mark.parametrize("m, f", MOST)
-def test_a_cap_moves_the_broadcast_by_three_times_an_honest_difference_at_most(m, f, lie):
+def test_a_cap_moves_the_broadcast_by_at_most_three_honest_differences(m, f, lie):
     x, honest = with_liars(m, f, lie)
     broadcast = torch.linspace(-1, 1, WIDTH).double()
     longest = float((honest - broadcast).norm(dim=1).max())
@@ -94,14 +94,14 @@ def test_the_geometric_median_stays_near_the_honest_devices(m, f, lie):
 
 @pytest.mark.parametrize("lie", [HUGE, -HUGE])
 @pytest.mark.parametrize("m, f", [(m, f) for m, f in MOST if f <= expected_by_krum(m, LIARS)])
-def test_multikrum_chooses_nobody_who_is_far_from_all_honest_devices(m, f, lie):
+def test_multikrum_chooses_no_device_that_is_far_from_all_honest_devices(m, f, lie):
     x, honest = with_liars(m, f, lie)
     wide = float(torch.cdist(honest, honest).max())
     found = result("multikrum", x)
     assert float((honest - found).norm(dim=1).min()) <= (1 + math.sqrt(max(1, m - f - 2))) * wide
 
 
-def test_one_huge_lie_moves_the_plain_mean_without_bound():
+def test_one_liar_with_huge_values_moves_the_plain_mean_without_limit():
     x, honest = with_liars(6, 1, HUGE)
     assert float((result("mean", x) - honest.mean(dim=0)).abs().max()) > 1e36
 
@@ -127,7 +127,7 @@ REACHED = {
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-def test_the_worst_liar_of_each_rule_does_no_more_than_the_rule_allows(rule):
+def test_the_worst_liar_moves_the_result_of_each_rule_no_further_than_its_limit(rule):
     """Search the length gamma of -gamma mean and the number z of mean - z std that do most harm."""
     honest = honest_of(5, seed=3)
     mean, std = honest.mean(dim=0), honest.std(dim=0)
@@ -139,7 +139,7 @@ def test_the_worst_liar_of_each_rule_does_no_more_than_the_rule_allows(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_order_of_the_devices_does_not_matter(rule):
+def test_the_order_of_the_devices_does_not_change_the_result(rule):
     x = honest_of(7)
     shares = torch.arange(1.0, 8.0).double() / 28
     order = torch.tensor([3, 1, 6, 0, 5, 2, 4])
@@ -149,7 +149,7 @@ def test_the_order_of_the_devices_does_not_matter(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_moved_cohort_moves_the_result(rule):
+def test_the_result_moves_with_its_cohort(rule):
     x, move = honest_of(6), torch.linspace(-5, 5, WIDTH).double()
     moved = result(rule, x + move, broadcast=move)
     torch.testing.assert_close(moved, result(rule, x) + move, rtol=1e-7, atol=1e-7)
@@ -173,30 +173,30 @@ def test_devices_that_agree_get_their_own_vector(rule):
 
 @pytest.mark.parametrize("rule", ROBUST)
 @pytest.mark.parametrize("m", [1, 2])
-def test_with_one_or_two_devices_every_rule_is_a_cap(rule, m):
+def test_each_rule_is_a_cap_with_one_or_two_devices(rule, m):
     x, _ = with_liars(m, 1, HUGE)
     assert torch.equal(result(rule, x), result("cap", x))
 
 
-def test_of_two_devices_the_longer_difference_is_capped():
+def test_the_longer_difference_of_two_devices_is_capped():
     broadcast = torch.ones(WIDTH)
     x = torch.stack([broadcast.double() + 1e30, broadcast.double() + 0.1])
     found = result("trimmed", x, broadcast) - broadcast
     torch.testing.assert_close(found, torch.full_like(found, (3 * 0.1 + 0.1) / 2))
 
 
-def test_a_cap_leaves_a_cohort_without_a_long_difference_as_its_mean():
+def test_a_cap_keeps_the_mean_if_no_difference_is_long():
     x = honest_of(6)
     assert torch.equal(result("cap", x), result("mean", x))
 
 
-def test_a_cap_above_a_cohort_that_did_not_move_stops_the_only_one_that_did():
+def test_a_cap_ignores_the_only_device_that_moved_if_no_other_device_moved():
     x = torch.zeros(5, WIDTH).double()
     x[2] = HUGE
     assert bool((result("cap", x) == 0).all())
 
 
-def test_trimmed_is_the_weighted_mean_of_what_is_left_at_each_number():
+def test_trimmed_is_the_weighted_mean_of_the_numbers_that_are_left():
     x, shares = honest_of(5), torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15]).double()
     for place, found in enumerate(result("trimmed", x, shares=shares, liars=0.2)):
         left = sorted(zip(x[:, place].tolist(), shares.tolist(), strict=True))[1:-1]
@@ -227,11 +227,11 @@ def test_a_fifth_of_the_devices_and_at_least_one_is_expected_to_lie(m, f):
 
 
 @pytest.mark.parametrize("m", range(3, 30))
-def test_never_are_half_of_the_devices_expected_to_lie(m):
+def test_the_expected_number_of_liars_is_less_than_half_of_the_devices(m):
     assert expected(m, 0.499) < m / 2
     f = expected_by_krum(m, 0.499)
     assert f == 1 or m >= 2 * f + 3
 
 
-def test_the_median_of_norms_is_the_lower_one_in_the_middle():
+def test_the_median_of_an_even_number_of_norms_is_the_lower_one():
     assert lower_median(torch.tensor([4.0, 1.0, 3.0, 2.0])) == 2.0

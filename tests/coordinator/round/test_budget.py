@@ -1,4 +1,4 @@
-"""A device whose budget is spent gets no task; if a quorum cannot come any more, the run ends with a reason."""
+"""A device whose budget is spent gets no task; if no quorum is possible any more, the run ends with a reason."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def machine(rounds=5, **rules):
 
 
 def spent(*devices, of=4, evaluation=(), run=True):
-    """Return the event that these of `of` devices hold no more round."""
+    """Return the event that, of `of` devices, these have no budget for one more round."""
     number = len(devices) if run else 0
     return Budgeted(frozenset(devices), frozenset(evaluation), number, of - number, WORDS)
 
@@ -64,7 +64,7 @@ def end_round(m, event=None, now=2.0):
     return m.handle(Advanced(None), now)
 
 
-def test_a_spent_device_is_in_no_later_cohort_and_in_no_evaluation_before_a_round():
+def test_a_device_with_a_spent_budget_is_in_no_later_cohort_and_in_no_evaluation_before_a_round():
     m = began(machine(cohort=2, evaluate_every=1))
     commands = end_round(m, spent("b"))
     assert isinstance(commands[0], Save) and "b" not in commands[0].cohort
@@ -80,7 +80,7 @@ def test_the_open_round_ends_with_the_device_whose_budget_it_has_spent():
     assert m.handle(Joined("b"), 1.0) == [] and "b" in m.answered
 
 
-def test_a_repeated_round_is_drawn_without_a_spent_device():
+def test_a_repeated_round_is_drawn_without_a_device_with_a_spent_budget():
     m = began(machine(quorum=3, patience_seconds=5.0))
     m.handle(Advanced("train", b"base"), 1.0)
     m.handle(spent("b"), 2.0)
@@ -88,7 +88,7 @@ def test_a_repeated_round_is_drawn_without_a_spent_device():
     assert m.handle(Woke(), 7.0)[0] == Save(1, 1, ("a", "c", "d"))
 
 
-def test_a_budget_of_the_month_is_waited_for():
+def test_the_run_waits_for_the_budget_of_the_next_month():
     m = began(machine(quorum=3))
     assert end_round(m, spent("a", "b", run=False)) == [] and m.stage is Stage.GATHERING
     assert m.handle(Woke(), 1e6) == []
@@ -96,7 +96,7 @@ def test_a_budget_of_the_month_is_waited_for():
     assert [*commands, *m.handle(Woke(), 2e6 + 1.0)][0] == Save(2, 0, tuple("abcd"))
 
 
-def test_a_run_whose_quorum_is_spent_ends_with_an_evaluation_of_who_can_pay_for_it():
+def test_a_run_without_budget_for_a_quorum_ends_with_an_evaluation_by_devices_with_budget():
     m = began(machine(quorum=3))
     exhaust, save, advance = end_round(m, spent("a", "b", evaluation="b"))
     assert exhaust == m.ended_early == EndEarly(1, reason(2, 4), BUDGET)
@@ -120,7 +120,7 @@ def test_a_run_whose_own_budget_is_spent_ends_after_the_round_or_after_a_pause()
     assert waits.handle(Paused(""), 3.0)[1:] == [end, save, advance]
 
 
-def test_a_run_ends_while_it_waits_for_devices_and_after_a_round_that_began_again():
+def test_a_run_can_end_while_it_waits_for_devices_and_after_a_repeated_round():
     m = began(machine(quorum=3, patience_seconds=5.0))
     m.handle(Advanced("train", b"base"), 1.0)
     m.handle(spent("a", "b"), 2.0)
@@ -137,7 +137,7 @@ def test_few_enrolled_devices_and_other_reasons_do_not_end_a_run(event):
     assert m.handle(event, 0.0) == [] and not m.ended_early
 
 
-def test_a_replay_knows_the_end_and_the_cohort_from_the_disk_whatever_is_spent_by_now():
+def test_a_replay_takes_the_end_and_the_cohort_from_the_disk_and_not_from_the_budget():
     m = machine(quorum=3)
     past = Recovered(2, 0, ("a", "c"), roster=("a", "c"), ended_early=END)
     assert m.resume(past) == [Advance(2, None, (), evaluate=True)] and m.ended_early == END
@@ -146,7 +146,7 @@ def test_a_replay_knows_the_end_and_the_cohort_from_the_disk_whatever_is_spent_b
     assert [c.device for c in sends] == ["a", "c"]
 
 
-def test_a_replay_that_begins_a_round_earlier_still_ends_where_it_had_ended():
+def test_a_replay_that_begins_a_round_earlier_ends_at_the_same_round():
     m = machine(quorum=2)
     later = Recovered(3, 0, ("a",), roster=("a",))
     closed, accepted = {"train": ("a", "b")}, {"train": {"a": b"2", "b": b"2"}}

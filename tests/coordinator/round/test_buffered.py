@@ -115,7 +115,7 @@ def test_a_late_update_counts_once_in_the_open_round_with_the_age_of_its_task():
     assert driven.used(3) == [("a", "c")]
 
 
-def test_a_device_that_was_late_gets_the_open_task_at_once():
+def test_a_late_device_gets_the_open_task_at_once():
     driven = opened()
     driven.round("a", "b")
     (sent,) = kinds(driven.answer("c", 1), Send)
@@ -158,7 +158,7 @@ def test_two_late_updates_of_a_device_count_in_two_rounds():
     assert Accept("d", 2, "train", 2) in driven.said
 
 
-def test_in_the_last_round_of_training_a_second_update_of_a_device_is_late():
+def test_a_second_update_of_a_device_in_the_last_training_round_is_late():
     """Its first update in the round was late. No later round can count the second one."""
     driven = opened(rounds=2)
     driven.round("a", "b")
@@ -168,7 +168,7 @@ def test_in_the_last_round_of_training_a_second_update_of_a_device_is_late():
     assert drop.verdict == "late"
 
 
-def test_updates_that_wait_never_make_a_round_larger_than_the_buffer():
+def test_waiting_updates_never_make_a_round_larger_than_the_buffer():
     driven = opened(buffer=1)
     driven.answer("a", 1)
     for device in ("d", "c", "b"):
@@ -196,7 +196,7 @@ def test_a_device_whose_task_is_too_old_gets_the_open_task():
     assert [send.device for send in sent] == ["a", "b", "c", "d"]
 
 
-def test_no_task_of_another_broadcast_or_of_a_later_round_counts():
+def test_an_update_for_another_broadcast_or_a_later_round_is_late():
     driven = opened()
     driven.round("a", "b")
     driven.round("a", "b")
@@ -209,7 +209,7 @@ def test_no_task_of_another_broadcast_or_of_a_later_round_counts():
         assert drop.verdict == "late"
 
 
-def test_a_device_cannot_answer_an_older_task_than_its_last_one():
+def test_a_device_cannot_answer_an_older_task_than_its_last_task():
     driven = opened(quorum=1, buffer=2, staleness=10)
     driven.round("a", "b")
     driven.round("a", "b")
@@ -220,7 +220,7 @@ def test_a_device_cannot_answer_an_older_task_than_its_last_one():
     assert drop.verdict == "late"
 
 
-def test_a_late_update_that_cannot_be_used_is_refused_and_blames_no_round():
+def test_an_unusable_late_update_is_refused_and_blames_no_round():
     driven = opened()
     driven.round("a", "b")
     said = [driven.answer(device, 1, problem=WRONG) for device in ("c", "d")]
@@ -228,7 +228,7 @@ def test_a_late_update_that_cannot_be_used_is_refused_and_blames_no_round():
     assert not driven.machine.verdicts.broken
 
 
-def test_a_round_with_too_few_devices_at_its_deadline_begins_again_and_asks_everybody():
+def test_a_round_with_too_few_devices_at_its_deadline_begins_again_with_all_devices():
     driven = opened(quorum=2)
     driven.round("a", "b")
     driven.answer("c", 1)
@@ -240,7 +240,7 @@ def test_a_round_with_too_few_devices_at_its_deadline_begins_again_and_asks_ever
     assert driven.machine.answered == {"c"}
 
 
-def test_a_round_ends_without_the_buffer_if_all_other_devices_are_gone():
+def test_a_round_ends_without_a_full_buffer_if_all_other_devices_have_left():
     driven = opened(quorum=1, buffer=3)
     driven.answer("a", 1)
     for device in ("b", "c", "d"):
@@ -249,7 +249,7 @@ def test_a_round_ends_without_the_buffer_if_all_other_devices_are_gone():
     assert kinds(driven.happen(Woke()), Close) == [Close(1, "train", ("a",))]
 
 
-def test_a_device_at_work_keeps_its_seat_in_a_drawn_cohort():
+def test_a_device_at_work_keeps_its_place_in_a_drawn_cohort():
     driven = opened(cohort=3, buffer=2)
     (first,) = kinds(driven.said, Save)
     slow = first.cohort[2]
@@ -259,7 +259,7 @@ def test_a_device_at_work_keeps_its_seat_in_a_drawn_cohort():
     assert slow not in {send.device for send in kinds(commands, Send)}
 
 
-def test_the_last_evaluation_asks_everybody_and_counts_no_late_update():
+def test_the_last_evaluation_asks_all_devices_and_counts_no_late_update():
     driven = opened(rounds=1)
     driven.answer("a", 1)
     driven.answer("b", 1)
@@ -269,7 +269,7 @@ def test_the_last_evaluation_asks_everybody_and_counts_no_late_update():
     assert drop.verdict == "late"
 
 
-def test_a_restarted_coordinator_takes_late_updates_and_replays_those_that_counted():
+def test_a_restarted_coordinator_accepts_late_updates_and_replays_the_accepted_ones():
     tasks = tuple(SentTask(number, "train", base(number), DEVICES) for number in (1, 2, 3))
     past = Recovered(
         3, 0, DEVICES, {}, {"train": {"c": base(1), "a": base(3)}}, DEVICES, late={"c": 2}, tasks=tasks,
@@ -283,7 +283,7 @@ def test_a_restarted_coordinator_takes_late_updates_and_replays_those_that_count
     assert driven.answer("b", 2) == [Repeat("b", 2, "train")]
 
 
-def test_the_tasks_for_which_late_updates_may_come_are_stored_before_they_are_sent():
+def test_open_tasks_are_stored_before_they_are_sent():
     driven = Driven()
     commands = driven.step()
     assert commands[0] == Open(SentTask(1, "train", base(1), DEVICES), -2)
@@ -320,7 +320,7 @@ def test_a_synchronous_round_drops_late_updates_and_stores_no_task():
         ({"mode": "buffered", "buffer": 2, "staleness": 0}, "staleness"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_with_the_way_out(settings, words):
+def test_settings_that_contradict_each_other_are_refused_with_the_reason(settings, words):
     with pytest.raises(ValueError, match="."):
         Policy(**settings)
     try:

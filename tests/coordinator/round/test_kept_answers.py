@@ -28,7 +28,7 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 
 PATIENCE = 100.0
 COMPLETE = EndEarly(1, "all enrolled devices have answered", NOBODY_LEFT)
-NOBODY_CAME = "no device that had not answered was there for policy.patience_seconds (100 s): c"
+NO_DEVICE_CAME = "no device that had not answered was there for policy.patience_seconds (100 s): c"
 
 
 def machine(rounds=3, **rules):
@@ -64,7 +64,7 @@ def end_round(m, kept, left=(), now=2.0):
     return m.handle(Advanced(None, kept=frozenset(kept), left=frozenset(left)), now)
 
 
-def test_a_late_device_alone_gets_the_task_of_the_next_round_and_all_devices_evaluate():
+def test_only_a_new_device_gets_the_task_of_the_next_round_and_all_devices_evaluate():
     m = began(machine(rounds=2), "a", "b")
     assert answer(m) == ["a", "b"]
     assert end_round(m, "ab", left="c") == [] and m.stage is Stage.GATHERING
@@ -91,7 +91,7 @@ def test_the_run_waits_for_an_absent_device_for_the_patience_and_then_ends_the_t
     assert end_round(m, "ab", left="c") == [] and m.wake_at == 2.0 + PATIENCE
     assert m.handle(Woke(), 50.0) == []
     commands = m.handle(Woke(), 2.0 + PATIENCE)
-    assert commands[:2] == [EndEarly(1, NOBODY_CAME, NOBODY_LEFT), Save(2, 0, ("a", "b"))]
+    assert commands[:2] == [EndEarly(1, NO_DEVICE_CAME, NOBODY_LEFT), Save(2, 0, ("a", "b"))]
 
 
 def test_a_device_that_comes_and_leaves_does_not_end_the_wait():
@@ -103,7 +103,7 @@ def test_a_device_that_comes_and_leaves_does_not_end_the_wait():
     assert m.handle(Woke(), 11.5) == [] and m.stage is Stage.GATHERING and m.wake_at == 2.0 + PATIENCE
 
 
-def test_a_device_that_missed_the_round_is_asked_in_the_next_one():
+def test_a_device_that_missed_the_round_is_asked_in_the_next_round():
     m = began(machine(cohort=2), "a", "b", "c")
     first = answer(m)
     (other,) = {"a", "b", "c"}.difference(first)
@@ -130,21 +130,21 @@ def test_a_later_round_ends_without_an_answer_and_its_device_is_asked_again():
     assert m.handle(Woke(), 21.0) == [Save(3, 0, ("c",)), Advance(3, None, ())]
 
 
-def test_a_replay_of_a_round_without_an_answer_asks_nobody():
+def test_a_replay_of_a_round_without_an_answer_sends_no_task():
     m = machine()
     m.resume(Recovered(2, 0, ("c",), {"describe": ()}, roster=("a", "b", "c")))
     assert m.handle(Advanced("describe", b"", kept=frozenset("ab")), 0.0) == [Advance(2, "describe", ())]
 
 
 @pytest.mark.parametrize("reason", [Reason.NOT_FINITE, Reason.WRONG_SHAPE])
-def test_one_bad_device_in_a_later_round_makes_no_earlier_answer_suspect(reason):
+def test_one_bad_device_in_a_later_round_does_not_blame_an_earlier_answer(reason):
     m = late_round(machine())
     commands = m.handle(Answered("c", 2, "describe", b"", Problem(reason, "bad")), 13.0)
     assert commands[1:] == [Close(2, "describe", ()), Advance(2, "describe", ())]
-    assert end_round(m, "ab", left="c")[0] == Save(3, 0, ("c",)), "it is asked once in each round"
+    assert end_round(m, "ab", left="c")[0] == Save(3, 0, ("c",)), "the device is asked once in each round"
 
 
-def test_devices_whose_answers_are_kept_are_present_and_miss_no_budget():
+def test_devices_whose_answers_are_kept_are_present_and_need_no_budget():
     m = machine()
     answer(began(m, "a", "b"))
     end_round(m, "ab", left="cd")
@@ -156,7 +156,7 @@ def test_devices_whose_answers_are_kept_are_present_and_miss_no_budget():
     assert not m.measured_by_all
 
 
-def test_budgets_that_are_spent_end_nothing_while_a_device_is_left_or_after_all_have_answered():
+def test_spent_budgets_do_not_end_a_run_that_waits_for_a_device_or_has_all_answers():
     m = machine()
     answer(began(m, "a", "b"))
     m.handle(Budgeted(frozenset("ab"), frozenset(), 2, 1, ""), 2.0)
@@ -168,7 +168,7 @@ def test_budgets_that_are_spent_end_nothing_while_a_device_is_left_or_after_all_
     assert end_round(m, "abc", now=13.0)[:1] == [EndEarly(2, COMPLETE.words, NOBODY_LEFT)]
 
 
-def test_a_pause_longer_than_the_patience_holds_back_a_late_device_and_does_not_end_the_training():
+def test_a_pause_longer_than_the_patience_delays_a_new_device_and_does_not_end_the_training():
     m = machine(pause_seconds=5 * PATIENCE)
     answer(began(m, "a", "b"))
     end_round(m, "ab", left="c")
@@ -187,7 +187,7 @@ def test_a_replay_of_the_evaluation_knows_that_the_training_has_ended():
     ]
 
 
-def test_a_replay_that_begins_a_round_earlier_ends_where_it_had_ended():
+def test_a_replay_that_begins_a_round_earlier_ends_at_the_same_round():
     later = Recovered(2, 0, ("a", "b"), roster=("a", "b"))
     closed, accepted = {"describe": ("a", "b")}, {"describe": {"a": b"", "b": b""}}
     m = machine()
@@ -197,7 +197,7 @@ def test_a_replay_that_begins_a_round_earlier_ends_where_it_had_ended():
     assert end_round(m, "ab") == [Save(2, 0, ("a", "b")), Advance(2, None, (), evaluate=True)]
 
 
-def test_if_an_answer_is_put_aside_its_device_may_be_asked_again():
+def test_a_device_whose_answer_is_put_aside_may_be_asked_again():
     m = began(machine(), "a", "b", "c")
     answer(m)
     end_round(m, "abc")
@@ -219,7 +219,7 @@ def answer_again(m):
     return [c for c in m.handle(Advanced("describe", b""), 4.0) if isinstance(c, Send)]
 
 
-def test_if_the_last_device_that_is_left_is_removed_the_training_ends_at_once():
+def test_the_training_ends_at_once_if_the_last_missing_device_is_removed():
     m = machine()
     answer(began(m, "a", "b"))
     end_round(m, "ab", left="cd")
@@ -228,7 +228,7 @@ def test_if_the_last_device_that_is_left_is_removed_the_training_ends_at_once():
     assert m.handle(Unenrolled("d"), 11.0)[:2] == [COMPLETE, Save(2, 0, ("a", "b"))]
 
 
-def test_a_removed_device_ends_nothing_while_another_one_is_there():
+def test_a_removed_device_does_not_end_the_training_while_another_device_is_present():
     m = machine()
     answer(began(m, "a", "b"))
     end_round(m, "ab", left="c")
@@ -237,7 +237,7 @@ def test_a_removed_device_ends_nothing_while_another_one_is_there():
     assert m.handle(Woke(), 11.0) == [Save(2, 0, ("new",)), Advance(2, None, ())]
 
 
-def test_a_device_without_budget_for_a_round_measures_the_result_if_its_answer_is_kept():
+def test_a_device_without_budget_for_a_round_evaluates_if_its_answer_is_kept():
     m = machine()
     answer(began(m, "a", "b"))
     m.handle(Budgeted(frozenset("a"), frozenset(), 1, 2, ""), 2.0)

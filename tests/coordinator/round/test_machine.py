@@ -1,4 +1,4 @@
-"""The round keeps its promises for all events in any order."""
+"""The invariants of a round hold for all events in any order."""
 
 import statistics
 from collections import Counter
@@ -69,7 +69,10 @@ EVENTS = {
     Stopped: Stopped("stopped by local:ann"),
     Woke: Woke(),
 }
-ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # only the coordinator's own worker reports them
+ONLY_AT = {
+    Advanced: Stage.COMPUTING,
+    Blamed: Stage.BLAMING,
+}  # Only the worker of the coordinator sends these.
 
 
 def assert_refused(m, event, now):
@@ -84,7 +87,7 @@ def assert_refused(m, event, now):
 
 
 class AnyWeather(RuleBasedStateMachine):
-    """Devices that come, go, and answer late, twice and wrongly, and a coordinator that dies at any moment.
+    """Devices that join, leave, and answer late, twice and wrongly, and a coordinator that dies at any moment.
 
     The test keeps its own disk, which only the commands fill, as in the service.
     """
@@ -97,7 +100,7 @@ class AnyWeather(RuleBasedStateMachine):
         self.now, self.said = 0.0, []
         self.unenrolled = set()
         self.deselected = set()
-        self.reborn = 0  # number of commands of earlier processes
+        self.reborn = 0  # Number of commands of earlier processes.
         # Whether a device was silent after the last step, and the rounds in which one was silent.
         self.had_silent, self.rounds_with_silent = False, set()
         self.machine = self.machine_class(self.policy, self.policy.rounds)
@@ -162,7 +165,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @precondition(lambda self: self.machine.stage is Stage.COLLECTING)
     @rule()
-    def everybody_answers(self):
+    def each_device_answers(self):
         for device in self.machine.cohort:
             if self.machine.stage is Stage.COLLECTING:
                 self.happen(Answered(device, self.machine.round, self.machine.asked, self.machine.base))
@@ -180,7 +183,7 @@ class AnyWeather(RuleBasedStateMachine):
             self.happen(Advanced(phase, self.base(phase)))
 
     @rule()
-    def server_half_says_what_nobody_waits_for(self):
+    def server_half_sends_an_unexpected_event(self):
         for event, stage in ONLY_AT.items():
             if self.machine.stage is not stage:
                 assert_refused(self.machine, EVENTS[event], self.now)
@@ -193,7 +196,7 @@ class AnyWeather(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """Kill the coordinator, start a machine from the disk alone, and let the present devices say hello again."""
+        """Kill the coordinator, start a machine from the disk alone, and let present devices send hellos again."""
         self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),
@@ -232,7 +235,7 @@ class AnyWeather(RuleBasedStateMachine):
                 assert before.devices == command.devices
 
     @invariant()
-    def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
+    def the_server_half_gets_sorted_devices_and_at_least_a_quorum(self):
         for number, _, phase, devices in self.history:
             assert list(devices) == sorted(set(devices))
             assert phase in (None, EVALUATE) or len(devices) >= self.policy.quorum
@@ -245,8 +248,8 @@ class AnyWeather(RuleBasedStateMachine):
                 assert ended.setdefault((number, attempt, phase), devices) == devices
 
     @invariant()
-    def who_has_answered_is_not_asked_again(self):
-        """Check that no device is asked again after an accepted or a refused answer while the question is open."""
+    def no_device_is_asked_again_after_its_answer(self):
+        """Check that no device is asked again after an accepted or a refused answer while the phase is open."""
         said = set()
         for command in self.said[self.reborn :]:
             match command:
@@ -278,7 +281,7 @@ class AnyWeather(RuleBasedStateMachine):
         assert rounds == sorted(rounds)
 
     @invariant()
-    def only_who_is_there_is_invited(self):
+    def the_cohort_has_only_present_devices(self):
         assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
         # The silent device that is asked in addition may have answered since, and then it is not silent any more.
         if self.machine.silent.devices or self.had_silent:
@@ -290,13 +293,13 @@ class AnyWeather(RuleBasedStateMachine):
             assert len(self.machine.cohort) <= most or self.reborn
 
     @invariant()
-    def says_nothing_new_after_the_end(self):
+    def the_machine_gives_no_new_command_after_the_end(self):
         if self.machine.stage is Stage.FINISHED:
             words = [c for c in self.said if not isinstance(c, Drop | Repeat | Dismiss)]
             assert isinstance(words[-1], Finish)
 
     @invariant()
-    def knows_when_to_wake_whenever_it_waits(self):
+    def the_machine_has_a_wake_up_time_while_it_waits(self):
         m = self.machine
         if m.stage is Stage.COLLECTING:
             assert m.wake_at is not None and m.wake_at <= self.now + self.policy.patience_seconds
@@ -306,7 +309,7 @@ class AnyWeather(RuleBasedStateMachine):
             assert m.wake_at is None
 
     @invariant()
-    def never_stands_still_when_everybody_has_answered(self):
+    def no_phase_stays_open_after_all_devices_have_answered(self):
         m = self.machine
         over = m.answered | m.verdicts.refused.keys() | self.unenrolled
         assert m.stage is not Stage.COLLECTING or set(m.cohort) - over
@@ -323,7 +326,7 @@ class AnyWeather(RuleBasedStateMachine):
             if self.thinking is not None:
                 self.server_half_is_done()
             elif self.machine.stage is Stage.COLLECTING:
-                self.everybody_answers()
+                self.each_device_answers()
             else:
                 self.wait(1.0)
         raise AssertionError(f"still {self.machine.stage} in round {self.machine.round}")
@@ -372,7 +375,7 @@ def at(stage):
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("stage", Stage)
-def test_an_event_is_handled_where_it_is_legal_and_changes_nothing_elsewhere(stage, event):
+def test_an_event_is_handled_in_its_stages_and_refused_without_a_change_in_others(stage, event):
     m = at(stage)
     if ONLY_AT.get(event, stage) is stage:
         m.handle(EVENTS[event], 1.0)
@@ -380,12 +383,12 @@ def test_an_event_is_handled_where_it_is_legal_and_changes_nothing_elsewhere(sta
         assert_refused(m, EVENTS[event], 1.0)
 
 
-def test_the_table_has_a_row_for_every_stage_and_names_no_event_that_there_is_not():
+def test_the_table_has_a_row_for_each_stage_and_names_only_known_events():
     assert RoundMachine.HANDLERS.keys() == set(Stage)
     assert {event for row in RoundMachine.HANDLERS.values() for event in row} == EVENTS.keys()
 
 
-def test_a_round_waits_for_all_of_the_cohort():
+def test_a_round_waits_for_the_whole_cohort():
     m = machine(quorum=3)
     assert [c.device for c in started(m)] == ["a", "b", "c"]
     assert answer(m, "c") == [Accept("c", 1, "train")]
@@ -405,7 +408,7 @@ def test_the_deadline_closes_a_round_that_has_its_quorum():
     assert isinstance(late, Drop) and late.verdict == "late"
 
 
-def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in():
+def test_a_round_without_a_quorum_at_the_deadline_begins_again_and_keeps_its_answers():
     m = machine(cohort=2, quorum=2, patience_seconds=5.0)
     for device in "ab":
         m.handle(Joined(device), 0.0)
@@ -414,10 +417,10 @@ def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in()
     commands = m.handle(Woke(), 5.0)
     assert commands[0] == Rollback() and commands[1] == Save(1, 1, ("a", "b"))
     sends = m.handle(Advanced("train", b"base"), 6.0)
-    assert [c.device for c in sends] == ["b"]  # the answer of "a" stays valid, as the question is the same
+    assert [c.device for c in sends] == ["b"]  # The answer of "a" stays valid, because the task is the same.
 
 
-def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
+def test_a_round_that_begins_again_asks_all_devices_its_first_phase_again():
     """This includes devices that did not answer it the first time: no phase of the failed attempt has ended."""
     m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
     for device in "abc":
@@ -431,7 +434,7 @@ def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
     assert [c.device for c in again if isinstance(c, Send)] == ["c"]
 
 
-def test_a_device_that_left_is_waited_for_only_so_long():
+def test_a_round_waits_for_a_device_that_left_only_for_the_grace_time():
     m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
     for device in "abc":
         m.handle(Joined(device), 0.0)
@@ -439,11 +442,13 @@ def test_a_device_that_left_is_waited_for_only_so_long():
     answer(m, "a"), answer(m, "b")
     m.handle(Left("c"), 2.0)
     assert m.wake_at == 5.0
-    assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time, so it is asked again
+    assert m.handle(Joined("c"), 3.0) == [
+        Send("c", 1, "train", 97.0)
+    ]  # It is back within the grace time, so it is asked again.
     assert m.wake_at == 100.0
 
 
-def test_a_device_whose_enrolment_has_ended_is_waited_for_no_longer():
+def test_a_round_does_not_wait_for_a_device_that_is_no_longer_enrolled():
     m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
     started(m)
     answer(m, "a"), answer(m, "b")
@@ -452,18 +457,18 @@ def test_a_device_whose_enrolment_has_ended_is_waited_for_no_longer():
     assert closed == Close(1, "train", ("a", "b")) and advanced == Advance(1, "train", ("a", "b"))
 
 
-def test_without_it_a_quorum_that_cannot_come_any_more_is_not_waited_for():
+def test_a_round_begins_again_at_once_if_removed_devices_make_a_quorum_impossible():
     m = machine(cohort=2, quorum=2, patience_seconds=100.0, settle_seconds=1.0)
     started(m, "ab")
     answer(m, "a")
     assert m.handle(Unenrolled("b"), 2.0) == [Rollback()] and m.stage is Stage.GATHERING
     assert m.handle(Joined("b"), 3.0) == [Save(1, 1, ("a", "b")), Advance(1, None, ())], (
-        "it was enrolled again"
+        "device b was enrolled again"
     )
     assert [c.device for c in m.handle(Advanced("train", b"base"), 4.0)] == ["b"]
 
 
-def test_a_repetition_of_a_round_asks_no_device_that_the_run_does_not_select_any_more():
+def test_a_repeated_round_asks_no_device_that_the_run_does_not_select_any_more():
     m = machine(quorum=2, gather=3, cohort=3, patience_seconds=100.0)
     started(m, "abc")
     assert m.handle(Deselected("c"), 1.0) == [] and m.cohort == ("a", "b", "c")
@@ -478,7 +483,7 @@ def test_a_repetition_of_a_round_asks_no_device_that_the_run_does_not_select_any
     assert again[1] == Save(1, 2, ("a", "c")), "the run selects it again"
 
 
-def test_who_lost_its_enrolment_while_the_server_half_is_at_work_is_asked_nothing_in_a_replay_either():
+def test_a_device_that_was_removed_during_a_server_step_gets_no_task_also_in_a_replay():
     for resumed in (False, True):
         m = machine(quorum=2, gather=3)
         if resumed:
@@ -487,11 +492,11 @@ def test_who_lost_its_enrolment_while_the_server_half_is_at_work_is_asked_nothin
             for device in "abc":
                 m.handle(Joined(device), 0.0)
         assert m.stage is Stage.COMPUTING and m.handle(Unenrolled("c"), 0.0) == []
-        assert m.cohort == ("a", "b", "c"), "what the server half is given first is what was saved"
+        assert m.cohort == ("a", "b", "c"), "the server half gets the saved cohort"
         assert [c.device for c in m.handle(Advanced("train", b"base"), 0.0)] == ["a", "b"]
 
 
-def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
+def test_the_same_answer_is_acknowledged_again_and_another_answer_is_refused():
     m = machine(quorum=3)
     started(m)
     answer(m, "a")
@@ -516,7 +521,7 @@ def test_the_cohort_is_a_seeded_draw():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 0, 1, 3)])
-def test_a_first_round_that_waits_for_all_draws_the_same_cohort_whoever_is_quick(order):
+def test_the_first_round_waits_for_all_devices_and_draws_the_same_cohort_in_any_order(order):
     m = machine(cohort=2, quorum=2, gather=5)
     for at, number in enumerate(order):
         assert m.stage is Stage.GATHERING
@@ -524,7 +529,7 @@ def test_a_first_round_that_waits_for_all_draws_the_same_cohort_whoever_is_quick
     assert m.stage is Stage.COMPUTING and m.cohort == ("d2", "d4")
 
 
-def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_first_round_alone():
+def test_only_the_first_round_waits_for_absent_devices_and_at_most_for_the_patience():
     m = machine(cohort=2, quorum=2, gather=5, patience_seconds=50.0)
     for number in range(3):
         m.handle(Joined(f"d{number}"), 0.0)
@@ -550,7 +555,7 @@ def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_fir
         {"gather": -1},
     ],
 )
-def test_impossible_rules_are_refused_with_their_value(rules):
+def test_impossible_settings_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match="is -?[01]"):
         Policy(**rules)
 
@@ -559,7 +564,7 @@ def dropped_or_repeated(commands):
     return [c for c in commands if isinstance(c, Drop | Repeat)]
 
 
-def test_a_refused_device_has_answered_and_holds_nobody_up():
+def test_a_round_does_not_wait_for_a_refused_device():
     m = machine(quorum=2, gather=3)
     started(m)
     assert answer(m, "b", problem=WRONG) == [Drop("b", 1, "train", "refused", WRONG)]
@@ -567,16 +572,16 @@ def test_a_refused_device_has_answered_and_holds_nobody_up():
     assert Close(1, "train", ("a", "c")) in answer(m, "c")
 
 
-def test_a_refused_device_is_not_asked_the_same_again_and_hears_the_same_verdict():
+def test_a_refused_device_is_not_asked_again_and_gets_the_same_verdict():
     m = machine(quorum=2, gather=3)
     started(m)
     answer(m, "b", problem=WRONG)
     assert m.handle(Joined("b"), 2.0) == []
     assert answer(m, "b", problem=WRONG) == [Repeat("b", 1, "train", WRONG)]
-    assert answer(m, "b") == [Repeat("b", 1, "train", WRONG)], "one question, one answer"
+    assert answer(m, "b") == [Repeat("b", 1, "train", WRONG)], "a device has one answer to a task"
 
 
-def test_a_device_whose_answer_was_refused_is_asked_the_next_question():
+def test_a_refused_device_gets_the_next_task():
     m = machine(quorum=2, gather=3)
     started(m)
     answer(m, "b", problem=WRONG), answer(m, "a"), answer(m, "c")
@@ -584,7 +589,7 @@ def test_a_device_whose_answer_was_refused_is_asked_the_next_question():
     assert [c.device for c in m.handle(Advanced("train", b"next"), 2.0)] == ["a", "b", "c"]
 
 
-def test_a_round_that_refusals_leave_without_a_quorum_begins_again_with_others_first():
+def test_a_round_without_a_quorum_after_refusals_begins_again_with_other_devices_first():
     m = machine(quorum=2, cohort=2, gather=4, patience_seconds=50.0)
     for device in "abcd":
         m.handle(Joined(device), 0.0)
@@ -596,7 +601,7 @@ def test_a_round_that_refusals_leave_without_a_quorum_begins_again_with_others_f
     assert [c.device for c in m.handle(Advanced("train", b"base"), 2.0)] == sorted(set("abcd") - set(first))
 
 
-def test_where_everybody_is_refused_for_ever_rounds_begin_again_no_faster_than_patience():
+def test_rounds_whose_answers_are_always_refused_begin_again_no_faster_than_the_patience():
     m = machine(quorum=2, gather=3, patience_seconds=50.0)
     now, attempts = 0.0, 0
     started(m)
@@ -611,7 +616,7 @@ def test_where_everybody_is_refused_for_ever_rounds_begin_again_no_faster_than_p
     assert attempts == 10
 
 
-def test_a_refused_and_a_silent_device_together_cost_no_more_than_the_others_pace():
+def test_a_refused_and_a_silent_device_together_delay_a_round_no_longer_than_stragglers():
     m = machine(quorum=4, gather=5, patience_seconds=600.0, straggler_factor=2.5)
     started(m, "abcde")
     answer(m, "a", now=2.0), answer(m, "b", now=3.0), answer(m, "e", now=3.0, problem=WRONG)
@@ -623,7 +628,7 @@ def test_a_refused_and_a_silent_device_together_cost_no_more_than_the_others_pac
 
 
 @pytest.mark.parametrize("rounds_later", [1, 2, 30])
-def test_an_accepted_answer_is_accepted_whenever_it_is_said_again(rounds_later):
+def test_an_accepted_answer_that_is_sent_again_in_a_later_round_is_accepted_again(rounds_later):
     m = machine(quorum=2, gather=3, rounds=50)
     started(m)
     answer(m, "a"), answer(m, "b"), answer(m, "c")
@@ -638,7 +643,7 @@ def test_an_accepted_answer_is_accepted_whenever_it_is_said_again(rounds_later):
     assert late.verdict == "late"
 
 
-def test_an_accepted_answer_is_still_accepted_after_a_crash_in_a_later_round():
+def test_an_accepted_answer_is_accepted_again_after_a_crash_in_a_later_round():
     m = machine(quorum=2)
     m.resume(Recovered(2, 0, ("a", "b"), earlier={"c": (1, {"train": b"base"})}))
     assert answer(m, "c") == [Repeat("c", 1, "train")]
@@ -677,7 +682,7 @@ def all_nan(m, devices):
     return commands
 
 
-def test_where_most_answers_are_broken_the_round_before_is_blamed():
+def test_the_round_before_is_blamed_if_most_answers_are_broken():
     m, _ = in_round_two()
     answer(m, "d", round=2, base=b"two")
     assert not any(isinstance(c, Blame) for c in all_nan(m, "ab"))
@@ -690,18 +695,18 @@ def test_where_most_answers_are_broken_the_round_before_is_blamed():
     assert m.stage is Stage.BLAMING
 
 
-def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_disk():
+def test_the_blamed_round_is_repeated_from_the_disk_without_the_blamed_device():
     m, past = in_round_two()
     all_nan(m, "abc")
     commands = m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
     assert commands == [PutAside(1, "train", ("a", "b", "c"), ("d",), "too large"), Advance(1, None, ())]
     assert m.handle(Advanced("train", b"base"), 3.0) == [Advance(1, "train", ("a", "b", "c"))], (
-        "nobody is asked"
+        "no device is asked"
     )
     assert m.handle(Advanced(None), 3.0)[0] == Save(2, 0, ("a", "b", "c", "d"))
 
 
-def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it():
+def test_a_round_that_fails_twice_ends_the_run_and_dismisses_all_devices():
     m, past = in_round_two()
     all_nan(m, "abc")
     m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
@@ -713,20 +718,20 @@ def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it()
     assert commands[-4:] == [Dismiss(d) for d in "abcd"] and m.stage is Stage.FINISHED
 
 
-def test_nobody_to_blame_is_the_end_as_well():
+def test_the_run_ends_if_no_device_can_be_blamed():
     m, past = in_round_two()
     all_nan(m, "abc")
     assert isinstance(m.handle(Blamed(past, "train", words="none stands out"), 3.0)[0], Diverge)
 
 
-def test_a_first_phase_that_comes_to_nothing_is_the_end():
+def test_the_run_ends_if_its_first_phase_fails():
     m = machine(quorum=2, gather=3)
     started(m)
     (end,) = [c for c in all_nan(m, "ab") if isinstance(c, Diverge)]
     assert "no round was before it" in end.words
 
 
-def test_a_later_phase_that_comes_to_nothing_blames_its_own_round():
+def test_a_later_phase_that_fails_blames_its_own_round():
     m, _ = in_round_two()
     for device in "abcd":
         answer(m, device, round=2, base=b"two")
@@ -736,7 +741,7 @@ def test_a_later_phase_that_comes_to_nothing_blames_its_own_round():
     assert next(c for c in commands if isinstance(c, Blame)).round == 2
 
 
-def test_a_state_that_nobody_can_go_on_from_blames_its_round():
+def test_a_state_that_is_not_finite_blames_its_round():
     m, _ = in_round_two()
     for device in "abcd":
         answer(m, device, round=2, base=b"two")
@@ -745,7 +750,7 @@ def test_a_state_that_nobody_can_go_on_from_blames_its_round():
     ]
 
 
-def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
+def test_a_restarted_machine_knows_a_repeated_round_and_a_diverged_run():
     m = machine(quorum=2)
     m.resume(Recovered(2, 0, ("a", "b", "c"), aside={1: ("d",)}))
     m.handle(Advanced("train", b"two"), 0.0)
@@ -754,13 +759,13 @@ def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
     assert m.resume(Recovered(2, 0, ("a", "b"), diverged="for good")) == [Diverge(2, "for good")]
 
 
-def test_a_last_evaluation_that_ended_without_anybody_is_not_asked_for_again_after_a_restart():
+def test_a_last_evaluation_that_ended_without_answers_is_not_repeated_after_a_restart():
     m = machine(rounds=2)
     m.resume(Recovered(3, 0, ("a", "b"), {"evaluate": ()}))
     assert m.handle(Advanced("evaluate", b"last"), 0.0) == [Advance(3, "evaluate", ())]
 
 
-def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
+def test_a_device_that_was_put_aside_does_not_count_for_the_quorum_of_its_round():
     m = machine(quorum=3, gather=3, patience_seconds=10.0)
     started(m, "abc")
     past = Recovered(1, 0, tuple("abc"), {"train": tuple("abc")}, {"train": dict.fromkeys("abc", b"base")})
@@ -777,7 +782,7 @@ def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
 
 
 def steps_of_an_answer(number, quorum):
-    """Count the steps of one late answer among `number` devices, when all that answers can show is known.
+    """Count the steps of one late answer among `number` devices, when the deadline for stragglers is known.
 
     The result is the median of eleven answers, as hash collisions and growing tables make some of them cost more.
     """
@@ -798,7 +803,7 @@ def steps_of_an_answer(number, quorum):
 
 
 @pytest.mark.parametrize("quorum", [(2, 2), (50, 500)])
-def test_an_answer_costs_no_more_where_many_are_asked(quorum):
+def test_the_steps_for_an_answer_do_not_grow_with_the_cohort(quorum):
     few, many = (steps_of_an_answer(n, k) for n, k in zip((50, 500), quorum, strict=True))
     assert many < 1.2 * few
 
@@ -820,7 +825,7 @@ def quorum_but_for_broken(m):
     return said
 
 
-def test_a_round_that_broken_numbers_alone_keep_from_its_quorum_ends_the_run_after_its_attempts():
+def test_a_round_without_a_quorum_because_of_broken_numbers_ends_the_run_after_its_attempts():
     for attempts in (1, 2):
         m, _ = in_round_two(quorum=4, attempts=attempts)
         said = quorum_but_for_broken(m)
@@ -869,7 +874,7 @@ def leave_out(m, past, device, base):
     return commands
 
 
-def test_a_round_that_broken_answers_keep_from_its_quorum_twice_is_repeated_without_one_answer_before_it():
+def test_a_round_that_fails_twice_by_broken_answers_is_repeated_without_one_earlier_answer():
     m, past, blame = on_trial()
     assert (blame.round, blame.trial, blame.tried, blame.server_half) == (1, True, (), False)
     commands = leave_out(m, past, "d", b"without d")
@@ -878,19 +883,21 @@ def test_a_round_that_broken_answers_keep_from_its_quorum_twice_is_repeated_with
     ]  # fmt: skip
     for device in "abcd":
         commands = answer(m, device, round=2, base=b"without d", now=1003.0)
-    assert Close(2, "train", tuple("abcd")) in commands, "who was put aside takes part in the next round"
+    assert Close(2, "train", tuple("abcd")) in commands, (
+        "a device that was put aside takes part in the next round"
+    )
 
 
-def test_an_answer_that_was_left_out_in_vain_returns_and_another_one_is_left_out():
+def test_an_answer_that_was_left_out_without_success_returns_and_another_is_left_out():
     m, past, _ = on_trial()
     leave_out(m, past, "a", b"without a")
     (blame,) = [c for c in fails_once_more(m, b"without a", now=1003.0) if isinstance(c, Blame)]
-    assert blame.tried == ("a",), "one failure is enough for that"
+    assert blame.tried == ("a",), "one more failure is enough"
     commands = leave_out(m, without(past, "a"), "d", b"without d")
     assert commands[0] == PutAside(1, "train", tuple("abc"), ("d",), "one at a time", True, ("a",))
 
 
-def test_that_goes_on_after_a_death_of_the_coordinator():
+def test_the_search_for_the_bad_answer_continues_after_a_crash_of_the_coordinator():
     m, past, _ = on_trial()
     leave_out(m, past, "a", b"without a")
     m = machine(quorum=3, gather=4, rounds=5)
@@ -902,7 +909,7 @@ def test_that_goes_on_after_a_death_of_the_coordinator():
     assert leave_out(m, without(past, "a"), "d", b"without d")[0].returned == ("a",)
 
 
-def test_where_most_are_broken_meanwhile_the_next_answer_is_left_out_all_the_same():
+def test_the_next_answer_is_left_out_also_if_most_answers_are_broken_meanwhile():
     m, past, _ = on_trial()
     leave_out(m, past, "a", b"without a")
     for device in "abc":
@@ -911,7 +918,7 @@ def test_where_most_are_broken_meanwhile_the_next_answer_is_left_out_all_the_sam
 
 
 @pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (4, 3), (2, 0)])
-def test_after_as_many_attempts_the_run_has_diverged(attempts, trials):
+def test_the_run_has_diverged_after_the_set_number_of_attempts(attempts, trials):
     """By default it has one more attempt than the cohort has devices: one with all answers, and one without each."""
     m, past = in_round_two(attempts=attempts)
     fails_once_more(m, b"two")
@@ -926,7 +933,7 @@ def test_after_as_many_attempts_the_run_has_diverged(attempts, trials):
     assert len(left_out) == trials and m.stage is Stage.FINISHED
 
 
-def test_with_attempts_0_there_is_no_end():
+def test_with_attempts_0_the_run_never_diverges():
     m, past, blame = on_trial(attempts=0)
     known = past
     for device in "abcdabcd":
@@ -936,7 +943,7 @@ def test_with_attempts_0_there_is_no_end():
         known = without(past, device)
 
 
-def test_attempts_that_others_than_broken_answers_made_fail_do_not_count():
+def test_attempts_that_fail_for_other_reasons_than_broken_answers_do_not_count():
     m, _ = in_round_two(patience_seconds=10.0, attempts=2)
     for attempt in range(5):
         assert any(isinstance(c, Rollback) for c in m.handle(Woke(), 100.0 * (attempt + 1)))
@@ -946,7 +953,7 @@ def test_attempts_that_others_than_broken_answers_made_fail_do_not_count():
     assert any(isinstance(c, Rollback) for c in commands) and m.stage is not Stage.FINISHED
 
 
-def test_the_first_phase_of_the_first_round_stands_on_no_answer():
+def test_the_first_phase_of_the_first_round_blames_no_earlier_answer():
     m = machine(quorum=3, gather=4)
     started(m, "abcd")
     now = 1.0
@@ -960,8 +967,8 @@ def test_the_first_phase_of_the_first_round_stands_on_no_answer():
             m.handle(Woke(), now), m.handle(Advanced("train", b"base"), now)
 
 
-def test_a_silent_device_is_not_drawn_again_and_nobody_waits_for_it():
-    """With seats for all but one, the silent device costs one patience, even if it says hello.
+def test_a_silent_device_is_not_drawn_again_and_no_round_waits_for_it():
+    """With places for all devices but one, the silent device costs one patience, even if it sends a hello.
 
     It is asked in addition to the cohort.
     """
@@ -986,7 +993,7 @@ def test_a_silent_device_is_not_drawn_again_and_nobody_waits_for_it():
 def silent_in_round_one(**rules):
     """Return a machine whose first round was closed without device "c" after the whole patience.
 
-    The question of the second round is open.
+    The task of the second round is open.
     """
     m = machine(quorum=2, gather=3, grace_seconds=5.0, patience_seconds=100.0, rounds=9, **rules)
     started(m)
@@ -997,7 +1004,7 @@ def silent_in_round_one(**rules):
     return m
 
 
-def test_where_seats_are_free_a_silent_device_is_asked_and_its_answer_counts():
+def test_a_silent_device_is_asked_if_a_place_is_free_and_its_answer_counts():
     m = silent_in_round_one()
     answer(m, "c", now=101.0, round=2, base=b"two")
     assert not m.silent.devices
@@ -1012,17 +1019,17 @@ def test_a_quorum_does_not_wait_for_a_silent_device():
     assert Close(2, "train", ("a", "b")) in answer(m, "b", now=101.0, round=2, base=b"two")
 
 
-def test_a_late_answer_to_what_it_was_asked_is_an_answer_and_an_old_one_said_again_is_none():
+def test_only_a_late_answer_to_a_sent_task_ends_the_silence_of_a_device():
     m = silent_in_round_one()
     answer(m, "c", now=101.0, base=b"?"), answer(m, "c", now=101.0, round=1, phase="mix")
     assert m.silent.devices == {"c"}
     m.handle(Left("c"), 101.0), m.handle(Joined("c"), 101.0)
-    assert m.silent.devices == {"c"}, "a hello is no answer"
+    assert m.silent.devices == {"c"}, "a hello is not an answer"
     answer(m, "c", now=102.0, round=2, phase="train", base=b"two")
     assert not m.silent.devices and m.wake_at == 200.0
 
 
-def test_a_device_that_left_or_was_slow_beside_others_is_not_silent():
+def test_a_device_that_left_or_was_a_straggler_is_not_silent():
     m = machine(quorum=2, gather=4, grace_seconds=5.0, patience_seconds=100.0, straggler_factor=2.5)
     started(m, "abcd")
     answer(m, "a"), answer(m, "b"), answer(m, "c")

@@ -39,11 +39,11 @@ QUICK = settings(
 )
 
 FAULTS = {
-    "takes a step of the server half that it has not asked for": (
+    "accepts a server step that it has not requested": (
         "            Answered: _answer,\n            Woke:",
         "            Answered: _answer,\n            Advanced: _advance,\n            Woke:",
     ),
-    "changes something before it refuses an event": (
+    "changes its state before it refuses an event": (
         "        if handler is None:\n",
         "        if handler is None:\n            self.attempt += 1\n",
     ),
@@ -52,24 +52,24 @@ FAULTS = {
         "        yield self._first_step()",
     ),
     "forgets to make a phase durable": ("        yield Close(self.round, self.asked, self.cohort)\n", ""),
-    "hands on devices in the order of a set": (
+    "passes on devices without sorting them": (
         "tuple(sorted(self._answered))  #",
         "tuple(sorted(self._answered, reverse=True))  #",
     ),
-    "goes on below the quorum": (
+    "continues below the quorum": (
         "if len(self._answered) < self._quorum and not self._final:\n            yield from self._repeat_round",
         "if not self._answered:\n            yield from self._repeat_round",
     ),
-    "takes the same answer twice": (
+    "accepts the same answer twice": (
         "            or self._was_accepted(event)\n            or device",
         "            or device",
     ),
-    "asks a refused device the same again": (
+    "asks a refused device again": (
         "refuse(device, event.problem)\n            self._missing.discard(device)\n",
         "refuse(device, event.problem)\n",
     ),
-    "forgets who was refused": ("        self.refused[device] = problem\n", ""),
-    "takes answers from outside the cohort": ("elif not self.was_asked(device):", "elif False:"),
+    "forgets which devices were refused": ("        self.refused[device] = problem\n", ""),
+    "accepts answers from outside the cohort": ("elif not self.was_asked(device):", "elif False:"),
     "ignores the deadline": ("over = wake_at is not None and now >= wake_at", "over = False"),
     "never starts again after a failed attempt": (
         "        yield Rollback(why, missing)\n        yield from self._maybe_start(now)",
@@ -84,7 +84,7 @@ FAULTS = {
         "past.round, past.attempt, past.cohort\n",
         "past.round, past.attempt, tuple(sorted(self.roster))\n",
     ),
-    "keeps the old round's answers": (
+    "keeps the answers of the round before": (
         "        self.begin_round({})\n",
         "",
     ),
@@ -93,7 +93,7 @@ FAULTS = {
         "if self.round > self._last_round:\n            yield Save",
         "if True:\n            yield Save",
     ),
-    "talks after the end": (
+    "starts a round after the end": (
         "yield Dismiss(event.device)",
         "yield from self._start(now)",
     ),
@@ -102,17 +102,17 @@ FAULTS = {
         "            self._absent.pop(event.device, None)\n",
         "            pass\n",
     ),
-    "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
-    "waits for who has answered": (
+    "lets half of the cohort set the deadline": ("cohort // 2 + 1", "(cohort + 1) // 2"),
+    "waits for devices that have answered": (
         "_answered.add(device)\n            self._missing.discard(device)\n            self.verdicts",
         "_answered.add(device)\n            self.verdicts",
     ),
-    "forgets how long an earlier process has waited": ("now - (earlier or 0.0)", "now"),
-    "times an answer from when the same was asked again": (
+    "forgets the waiting time of an earlier process": ("now - (earlier or 0.0)", "now"),
+    "measures the time of an answer from the repeated task": (
         "self._began.setdefault((question, device), now - (earlier or 0.0))",
         "self._began[question, device] = now - (earlier or 0.0)",
     ),
-    "holds the end for who is silent": (
+    "delays the end for silent devices": (
         "        quorum = 0 if self._quorum_is_unreachable else self._quorum\n",
         "        quorum = 0 if self._quorum_is_unreachable else 99 if self.evaluating else self._quorum\n",
     ),
@@ -120,25 +120,25 @@ FAULTS = {
         "        self._absent |= dict.fromkeys(silent, now - self.policy.grace_seconds)\n",
         "",
     ),
-    "waits again for a silent device that says hello": (
+    "waits again for a silent device that sends a hello": (
         " and event.device not in self.silent.devices:",
         ":",
     ),
-    "draws a silent device like others": (
+    "draws a silent device like any other device": (
         "steady = (self._reliable(now) - self.silent.devices)",
         "steady = self._reliable(now)",
     ),
     "never asks a silent device again": ("return tuple(waiting[:1])", "return ()"),
-    "takes an old answer said again for one": (
+    "ends the silence of a device with an old answer": (
         "if question not in self._asked.get(device, ()):",
         "if device not in self._asked:",
     ),
-    "repeats no step without one of its answers": ("FAILURES: Final = 2", "FAILURES: Final = 99"),
-    "forgets after a crash whose answers were left out": (
+    "never repeats a round without one of its answers": ("FAILURES: Final = 2", "FAILURES: Final = 99"),
+    "forgets after a crash which answers were left out": (
         "        self.trials.resume(past.tried)\n",
         "",
     ),
-    "does not count an answer again that was left out in vain": (
+    "never uses an answer again that was left out without success": (
         "{*past.closed[phase], *known.intersection(returned)}",
         "{*past.closed[phase]}",
     ),
@@ -180,7 +180,7 @@ def is_found(broken: type) -> bool:
             run_state_machine_as_test(
                 type("Broken", (AnyWeather,), {"machine_class": broken}), settings=QUICK
             )
-        except Exception:  # noqa: BLE001 - an AssertionError, or whatever the fault brings about
+        except Exception:  # noqa: BLE001 - an AssertionError, or any other error that the fault causes
             return True
     return False
 
@@ -192,6 +192,6 @@ def test_a_planted_fault_is_found(fault):
 
 
 @pytest.mark.slow
-def test_the_machine_without_a_fault_passes_the_same_however_often_it_is_compiled():
-    """A compiled machine is of another module, and that alone must not make a test fail."""
+def test_a_compiled_machine_without_a_fault_passes():
+    """A compiled machine belongs to another module, and this alone must not make a test fail."""
     assert not is_found(mutant("# the devices of the first phase must answer", "# they must answer"))

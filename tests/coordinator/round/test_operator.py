@@ -63,7 +63,7 @@ def kinds(commands):
     return [type(command) for command in commands]
 
 
-def test_a_paused_run_ends_its_open_round_and_then_asks_nobody():
+def test_a_paused_run_ends_its_open_round_and_then_sends_no_task():
     m = collecting()
     assert m.handle(Paused(WHY), 1.5) == [SavePause(WHY)]
     assert Advance in kinds(m.handle(Answered("a", 1, "train", b"base"), 2.0))
@@ -74,7 +74,7 @@ def test_a_paused_run_ends_its_open_round_and_then_asks_nobody():
     assert m.cohort == ("a", "b")
 
 
-def test_a_run_that_is_paused_before_its_first_round_begins_none():
+def test_a_run_that_is_paused_before_its_first_round_begins_no_round():
     m = gathering()
     m.handle(Paused(WHY), 0.0)
     assert m.handle(Joined("a"), 1.0) == [] and m.wake_at is None
@@ -102,7 +102,7 @@ def test_the_replay_of_a_paused_run_ends_in_the_pause():
 
 
 @pytest.mark.parametrize(("begun", "saved"), [(gathering, True), (collecting, False)])
-def test_a_run_that_is_stopped_while_nothing_is_computed_ends_at_once(begun, saved):
+def test_a_run_that_is_stopped_between_two_server_steps_ends_at_once(begun, saved):
     m = begun()
     commands = m.handle(Stopped("stopped by local:ann"), 2.0)
     assert commands[0] == EndEarly(0, "stopped by local:ann", OPERATOR)
@@ -111,7 +111,7 @@ def test_a_run_that_is_stopped_while_nothing_is_computed_ends_at_once(begun, sav
     assert kinds(m.handle(Answered("a", 1, "train", b"base"), 3.0)) == [Drop]
 
 
-def test_a_run_that_is_stopped_while_a_round_ends_keeps_the_result_of_the_round():
+def test_a_run_that_is_stopped_at_the_end_of_a_round_keeps_the_result_of_the_round():
     m = at_the_end_of_the_round()
     assert kinds(m.handle(Stopped("enough"), 2.5)) == [EndEarly]
     commands = m.handle(Advanced(None), 3.0)
@@ -141,7 +141,7 @@ def end_of_last_round(paused=""):
     return m
 
 
-def test_a_run_that_is_extended_before_its_last_evaluation_trains_on():
+def test_a_run_that_is_extended_before_its_last_evaluation_continues_to_train():
     m = end_of_last_round()
     assert m.handle(Extended(2), 2.5) == [SaveRounds(2)] and m.least_rounds == 1
     assert m.handle(Advanced(None), 3.0) == [Save(2, 0, ("a",)), Advance(2, None, ())]
@@ -152,7 +152,7 @@ def test_a_run_that_is_extended_before_its_last_evaluation_trains_on():
     assert held.handle(Paused(""), 5.0)[1:] == [Save(2, 0, ("a",)), Advance(2, None, ())]
 
 
-def test_a_run_is_measured_at_once_if_its_rounds_are_set_to_the_rounds_that_are_done():
+def test_a_run_evaluates_at_once_if_its_rounds_are_set_to_the_number_of_completed_rounds():
     m = collecting()
     assert m.least_rounds == 1 and not m.has_ended_training
     m.handle(Answered("a", 1, "train", b"base"), 2.0)
@@ -175,7 +175,7 @@ def test_a_round_that_is_only_replayed_from_the_disk_counts_as_begun():
 
 
 class OperatedRun(AnyWeather):
-    """A run in any weather that an operator pauses and resumes, and may stop."""
+    """A run with faults of devices that an operator pauses and resumes, and may stop."""
 
     def __init__(self):
         super().__init__()
@@ -225,12 +225,12 @@ class OperatedRun(AnyWeather):
                     assert not (paused and cohort)
 
     @invariant()
-    def knows_when_to_wake_whenever_it_waits(self):
+    def the_machine_has_a_wake_up_time_while_it_waits(self):
         if not self.machine.paused:
-            super().knows_when_to_wake_whenever_it_waits()
+            super().the_machine_has_a_wake_up_time_while_it_waits()
 
     @invariant()
-    def says_nothing_new_after_the_end(self):
+    def the_machine_gives_no_new_command_after_the_end(self):
         if self.machine.stage is Stage.FINISHED:
             words = [c for c in self.said if not isinstance(c, Drop | Repeat | Dismiss)]
             assert isinstance(words[-1], Finish)

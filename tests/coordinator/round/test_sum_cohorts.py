@@ -32,7 +32,7 @@ def test_the_devices_of_the_last_sum_replace_a_drawn_cohort_that_is_too_close():
     assert cohorts().chosen(frozenset("abefg"), frozenset("abcdefg")) == frozenset("abefg")
 
 
-def test_a_chosen_cohort_differs_from_each_last_sum_by_no_device_or_by_enough():
+def test_a_chosen_cohort_equals_each_last_sum_or_differs_by_enough_devices():
     names = "abcdef"
     sets = [frozenset(s) for n in range(3, 7) for s in itertools.combinations(names, n)]
     for one, two, here in itertools.product(sets, sets[::3], sets[::2]):
@@ -43,7 +43,7 @@ def test_a_chosen_cohort_differs_from_each_last_sum_by_no_device_or_by_enough():
         assert found.missing(here) == (frozenset() if fits else (one | two) - here)
 
 
-def test_without_a_limit_every_cohort_may_follow():
+def test_without_a_limit_each_cohort_may_follow():
     assert not cohorts(apart=0).missing(frozenset("abcd"))
     assert not SumCohorts(3).missing(frozenset("a"))
 
@@ -54,7 +54,7 @@ def test_the_run_waits_once_for_each_absence_of_a_device():
     assert found.holds_back(four, 10.0, PATIENCE) and found.wait_until == 70.0
     assert found.holds_back(four, 69.0, PATIENCE)
     assert not found.holds_back(four, 70.0, PATIENCE) and found.wait_until is None
-    assert not found.holds_back(four, 71.0, PATIENCE), "the run goes on without a sum"
+    assert not found.holds_back(four, 71.0, PATIENCE), "the run continues without a sum"
     found.joined("e")
     assert not found.holds_back(FIVE, 80.0, PATIENCE)
     assert found.holds_back(four, 90.0, PATIENCE) and found.wait_until == 150.0
@@ -69,7 +69,7 @@ def test_the_silence_of_a_device_of_the_last_sum_ends_once_for_each_connection()
     assert not cohorts(apart=0).joined("e")
 
 
-def test_an_attempt_follows_the_last_sum_of_its_stage_before_it_also_when_it_is_replayed():
+def test_an_attempt_follows_the_last_sum_of_its_stage_before_it_also_in_a_replay():
     sums = [
         PastSum(1, 0, "presence", ("a", "b", "c")),
         PastSum(1, 0, "values", ("a", "b", "c")),

@@ -1,4 +1,4 @@
-"""Every fate of small fleets: each device may fall out at any step, or never."""
+"""All drop-outs of small fleets: each device may drop out at any step, or never (its fate)."""
 
 import itertools
 import random
@@ -13,13 +13,13 @@ from tests.support.secagg_fleet import NAMES, STEPS, Fleet, numbers, plain_sum, 
 
 
 def gives_a_sum(fate):
-    """Return whether enough devices answer each step, if device i falls out at step fate[i]."""
+    """Return whether enough devices answer each step, if device i drops out at step fate[i]."""
     left = [sum(one is None or STEPS.index(one) > place for one in fate) for place in range(len(STEPS))]
     return left[0] >= 3 and min(left[1:]) >= threshold(left[0])
 
 
 def checked(devices, fate):
-    """Run an attempt in which device i falls out at step fate[i]; return whether there is a sum."""
+    """Run an attempt in which device i drops out at step fate[i]; return whether there is a sum."""
     falls = {name: step for name, step in zip(NAMES, fate, strict=False) if step}
     fleet = Fleet(terms(devices), numbers(devices), falls, restarts=True)
     if not gives_a_sum(fate):
@@ -49,7 +49,7 @@ def fates_up_to_names(devices):
 
 
 @pytest.mark.parametrize(("devices", "sums"), [(3, 1), (4, 6)])
-def test_up_to_two_devices_fall_out_and_the_sum_is_plain_or_the_attempt_ends(devices, sums):
+def test_up_to_two_devices_drop_out_and_the_sum_is_plain_or_the_attempt_ends(devices, sums):
     fates = [fate for fate in fates_up_to_names(devices) if fate.count(None) >= devices - 2]
     assert len(fates) == 21
     assert sum(map(checked, repeat(devices), fates)) == sums
@@ -58,7 +58,7 @@ def test_up_to_two_devices_fall_out_and_the_sum_is_plain_or_the_attempt_ends(dev
 @pytest.mark.slow
 @pytest.mark.parametrize("last", list(itertools.product((None, *STEPS), repeat=2)), ids=str)
 @pytest.mark.parametrize("devices", [3, 4, 5])
-def test_each_fate_gives_the_plain_sum_or_ends_the_attempt(devices, last):
+def test_each_pattern_of_drop_outs_gives_the_plain_sum_or_ends_the_attempt(devices, last):
     """Split the fates by those of the last two devices, because all fates of five devices take minutes."""
     fates = [fate for fate in all_fates(devices) if fate[-2:] == last]
     assert len(fates) == 6 ** (devices - 2)
@@ -67,18 +67,18 @@ def test_each_fate_gives_the_plain_sum_or_ends_the_attempt(devices, last):
 
 
 @pytest.mark.parametrize(("devices", "sums"), [(3, 1), (4, 21), (5, 116)])
-def test_so_many_fates_of_all_give_a_sum(devices, sums):
+def test_the_number_of_drop_out_patterns_that_give_a_sum_is_as_expected(devices, sums):
     assert sum(map(gives_a_sum, all_fates(devices))) == sums
 
 
 @pytest.mark.slow
-def test_each_fate_of_six_devices_up_to_names_gives_the_plain_sum_or_ends_the_attempt():
+def test_each_pattern_of_drop_outs_of_six_devices_gives_the_plain_sum_or_ends_the_attempt():
     found = [checked(6, fate) for fate in fates_up_to_names(6)]
     assert len(found) == 462
     assert 0 < sum(found) < 462
 
 
-def test_twenty_devices_of_which_four_fall_out_give_the_plain_sum():
+def test_twenty_devices_of_which_four_drop_out_give_the_plain_sum():
     falls = dict(zip(NAMES[3:7], STEPS[1:], strict=True))
     fleet = Fleet(terms(20, length=1000, bits=32), numbers(20, length=1000), falls, restarts=True)
     found = fleet.run()

@@ -1,4 +1,4 @@
-"""Settings with which masked sums cannot work, or would protect nothing, are refused in one line with a way out."""
+"""Settings with which masked sums cannot work, or would protect no device, are refused in one line with a fix."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def plan(method="fedavg", secagg=SETTINGS, **more):
     ("fedgen", "needs the number of samples of each class"),
     ("fedtgp", "would protect nothing"),
 ])  # fmt: skip
-def test_a_method_for_which_a_sum_protects_nothing_is_refused(method, words):
+def test_a_method_for_which_a_sum_protects_no_device_is_refused(method, words):
     with pytest.raises(SettingsError, match=words) as error:
         plan(method)
     assert "leave secagg out, or take one of" in str(error.value) and "\n" not in str(error.value)
@@ -44,7 +44,7 @@ def test_a_method_with_two_averaged_phases_in_a_round_is_refused():
 
 
 @pytest.mark.parametrize("method, hyper", [("fedgram", {"form": "gram"}), ("fed3r", {}), ("fedncm", {})])
-def test_a_sum_over_samples_without_noise_is_refused_and_the_message_names_the_noise(method, hyper):
+def test_sums_over_samples_without_noise_are_refused_with_the_settings_of_noise(method, hyper):
     reason = f"{method} sends sums over samples: without noise, a sum of few devices still shows whether a sample is"
     with pytest.raises(SettingsError, match=reason) as error:
         plan(method, hyper=hyper)
@@ -64,18 +64,18 @@ def test_sums_over_samples_with_noise_are_one_array_of_their_phase(method, hyper
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlsa", "fedproto", "fedsa", "fednh", "fedhp"])
-def test_methods_of_weights_and_of_prototypes_take_masked_sums(method):
+def test_methods_of_weights_and_of_prototypes_accept_masked_sums(method):
     assert [*plan(method).summed_phases] == ["train"]
     assert not plan(method, secagg=None).summed_phases
 
 
 @pytest.mark.parametrize("codec", ["small", "smallest", "medium"])
-def test_a_codec_that_rounds_is_refused_beside_masked_sums(codec):
+def test_a_codec_that_rounds_is_refused_together_with_masked_sums(codec):
     with pytest.raises(SettingsError, match="leave codec out, and use secagg.bits = 24 or 16"):
         plan().with_codec(codec)
 
 
-def test_a_run_of_masked_sums_codes_nothing():
+def test_a_run_of_masked_sums_uses_no_codec():
     assert plan().with_codec(None).coding is None
     assert plan(secagg=None).with_codec(None).coding is not None
 
@@ -102,7 +102,7 @@ def test_a_policy_that_needs_single_updates_is_refused(change, words):
     ({"metrics": "sum"}, "metrics is 'sum', it must be one of off, each"),
     ({"bits": 16, "limit": 60_000.0}, "use more bits, a smaller limit"),
 ])  # fmt: skip
-def test_wrong_settings_name_the_value_and_the_way_out(change, words):
+def test_wrong_settings_are_refused_with_their_value_and_a_fix(change, words):
     with pytest.raises(ValueError, match=words):
         SecaggSettings(**change)
 
@@ -110,7 +110,7 @@ def test_wrong_settings_name_the_value_and_the_way_out(change, words):
 @pytest.mark.parametrize("bits", [16, 24, 32])
 @pytest.mark.parametrize("devices", [3, 20, 100])
 @pytest.mark.parametrize("limit", [0.1, 1.0, 3.7])
-def test_the_fraction_is_the_largest_with_which_the_sum_cannot_wrap(bits, devices, limit):
+def test_the_fraction_is_the_largest_for_which_the_sum_cannot_overflow(bits, devices, limit):
     found = SecaggSettings(bits=bits, limit=limit).fraction(devices)
 
     def fits(fraction):

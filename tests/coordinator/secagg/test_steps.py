@@ -1,4 +1,4 @@
-"""Lying devices: a wrong answer makes its device a dropout, and harms no other device."""
+"""Lying devices: a wrong answer makes its device a dropout, and no other device is affected."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -53,7 +53,7 @@ def attempt(devices, lie, **changes):
     return fleet, fleet.run()
 
 
-def test_an_attempt_asks_five_steps_with_bytes_of_the_stated_sizes():
+def test_an_attempt_has_five_steps_with_messages_of_the_stated_sizes():
     fleet = Fleet(terms(6), numbers(6), {NAMES[5]: SumStep.MASKED}).begin()
     steps, asked, replies = conduct(fleet.terms, fleet.enrolled, fleet.instances, VECTOR, b"records"), [], []
     question = next(steps)
@@ -78,7 +78,7 @@ def test_an_attempt_asks_five_steps_with_bytes_of_the_stated_sizes():
     assert [question.enough for question in asked] == [3, 5, 5, 5, 5]
 
 
-def test_the_same_answers_give_the_same_questions_and_sum_again():
+def test_replayed_answers_give_the_same_messages_and_the_same_sum():
     fleet = Fleet(terms(4), numbers(4)).begin()
     answers, seen = [], []
     for _ in range(2):
@@ -115,8 +115,8 @@ def test_the_same_answers_give_the_same_questions_and_sum_again():
         (SumStep.UNMASK, lambda a: {RELEASED: changed(a[RELEASED], 32, 2)}, SecaggFault.MALFORMED),
     ],
 )
-def test_a_wrong_answer_is_refused_at_intake_and_the_others_have_their_sum(step, change, why):
-    """The wrong device is a dropout of this step, whatever it sends."""
+def test_a_wrong_answer_is_refused_on_arrival_and_the_others_have_their_sum(step, change, why):
+    """The device with the wrong answer is a dropout of this step."""
     found = []
 
     class Watched(Fleet):
@@ -134,7 +134,7 @@ def test_a_wrong_answer_is_refused_at_intake_and_the_others_have_their_sum(step,
     assert np.array_equal(total.words, plain_sum(fleet.terms, fleet.vectors, total.survivors))
 
 
-def test_a_device_that_the_directory_does_not_have_is_refused():
+def test_a_device_that_is_not_in_the_directory_is_refused():
     fleet = Fleet(terms(4), numbers(4)).begin()
     question = next(conduct(fleet.terms, directory(3), fleet.instances, VECTOR))
     refused = {name: question.check(name, reply) for name, reply in fleet.answers(question).items()}
@@ -142,7 +142,7 @@ def test_a_device_that_the_directory_does_not_have_is_refused():
     assert refused[NAMES[3]].why is SecaggFault.NOT_ENROLLED
 
 
-def test_shares_that_do_not_open_at_some_devices_harm_nobody():
+def test_shares_that_some_devices_cannot_open_do_not_change_the_sum():
     """The liar seals nonsense to two of eight others; its seed is recovered from the others."""
 
     def nonsense(answer):
@@ -154,7 +154,7 @@ def test_shares_that_do_not_open_at_some_devices_harm_nobody():
     assert not total.wrong_shares
 
 
-def test_shares_that_open_nowhere_end_the_attempt_before_a_round_is_spent_and_name_the_liar():
+def test_shares_that_no_device_can_open_end_the_attempt_early_and_the_error_names_the_liar():
     def nonsense(answer):
         return {SHARES: answer[SHARES] ^ np.uint8(1)}
 
@@ -174,7 +174,7 @@ def test_shares_that_open_nowhere_end_the_attempt_before_a_round_is_spent_and_na
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_holder_that_releases_wrong_shares_is_found_and_the_sum_is_right(place):
+def test_a_device_that_releases_wrong_shares_is_found_and_the_sum_is_right(place):
     """One of six shares more than the threshold is enough to find one liar."""
     liar = NAMES[place]
     fleet, total = attempt(
@@ -193,7 +193,7 @@ def test_three_liars_of_twenty_are_found_and_the_sum_is_right():
     assert set(total.wrong_shares) == set(liars)
 
 
-def test_more_wrong_shares_than_can_be_left_out_end_the_attempt():
+def test_too_many_wrong_shares_end_the_attempt():
     liars = NAMES[:2]
     lie = lying(SumStep.UNMASK, lambda a: {RELEASED: changed(a[RELEASED], 0)}, liars)
     with pytest.raises(AttemptEndedError, match=f"6 shares of {NAMES[0]}, of which 5 are needed") as error:
@@ -201,8 +201,8 @@ def test_more_wrong_shares_than_can_be_left_out_end_the_attempt():
     assert NAMES[0] in error.value.suspects
 
 
-def test_shares_that_a_device_does_not_have_are_not_counted():
-    """A device of six falls out after the step `shares`, and one of the others has no share of it."""
+def test_missing_shares_of_a_device_are_not_counted():
+    """A device of six drops out after the step `shares`, and one of the others has no share of it."""
     gone = NAMES[5]
 
     def none(answer):
@@ -213,14 +213,14 @@ def test_shares_that_a_device_does_not_have_are_not_counted():
         fleet.run()
 
 
-def test_keys_copied_from_another_device_leave_only_the_copier_out():
+def test_only_a_device_that_copies_the_keys_of_another_device_is_left_out():
     fleet = Fleet(terms(6), numbers(6)).begin()
     stolen = fleet.instances[NAMES[0]].keys()
     total = replace(fleet, lie=lying(SumStep.KEYS, lambda answer: {KEYS: as_array(stolen)})).run()
     assert total.survivors == tuple(name for name in NAMES[:6] if name != LIAR)
 
 
-def test_keys_copied_and_signed_again_leave_both_devices_out_so_that_the_others_accept_the_roster():
+def test_a_device_that_signs_copied_keys_and_the_owner_of_the_keys_are_left_out():
     fleet = Fleet(terms(6), numbers(6)).begin()
     stolen = read_keys(NAMES[0], fleet.instances[NAMES[0]].keys())
     public = stolen.sealing, stolen.masking, stolen.commitment
@@ -250,7 +250,7 @@ def test_a_sum_that_honest_devices_cannot_have_is_refused():
     assert error.value.why is SecaggFault.OUT_OF_RANGE
 
 
-def test_too_few_answers_end_the_attempt_and_name_the_missing_devices():
+def test_too_few_answers_end_the_attempt_and_the_error_names_the_missing_devices():
     falls = dict.fromkeys(NAMES[3:6], SumStep.AGREE)
     with pytest.raises(
         AttemptEndedError, match="3 of 6 devices gave a valid answer to the step 'agree'"
@@ -270,7 +270,7 @@ def test_only_an_attempt_that_ends_in_its_last_step_has_spent_the_round(step):
     assert error.value.spent is any(spent) is (step is SumStep.UNMASK)
 
 
-def test_a_cohort_close_to_the_last_one_ends_the_attempt_before_anything_is_unmasked():
+def test_a_cohort_close_to_the_last_one_ends_the_attempt_before_the_unmasking():
     fleet = Fleet(terms(6, apart=3), numbers(6), {NAMES[5]: SumStep.MASKED})
     with pytest.raises(AttemptEndedError, match=f"differ only by {NAMES[5]}; they must be the same") as error:
         fleet.run(previous=NAMES[:6])
@@ -278,13 +278,13 @@ def test_a_cohort_close_to_the_last_one_ends_the_attempt_before_anything_is_unma
     assert not any(device.book.survivors for device in fleet.instances.values())
 
 
-def test_fewer_devices_than_the_terms_allow_are_never_summed():
+def test_fewer_devices_than_the_terms_require_give_no_sum():
     falls = {NAMES[5]: SumStep.MASKED}
     with pytest.raises(AttemptEndedError, match="but 6 are needed"):
         Fleet(terms(6, least=6), numbers(6), falls).run()
 
 
-def test_presence_and_values_share_no_key():
+def test_presence_and_values_have_different_keys():
     fleet = Fleet(terms(4), numbers(4)).begin()
     other = Fleet(terms(4, stage="presence"), numbers(4)).begin()
     keys = [
@@ -299,7 +299,7 @@ def test_presence_and_values_share_no_key():
     assert list(question.shared) == ["control.presence.roster"]
 
 
-def test_bitmaps_of_one_set_are_equal():
+def test_two_equal_sets_have_equal_bitmaps():
     found = Fleet(terms(4), numbers(4)).run()
     assert pack_names(found.roster, found.survivors) == b"\x0f"
 

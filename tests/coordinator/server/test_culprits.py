@@ -1,4 +1,4 @@
-"""Trials find the devices that must be left out: never one too many, and at a bounded price."""
+"""Trials find exactly the devices that must be left out, with a limited number of trials."""
 
 import math
 
@@ -21,7 +21,7 @@ def found(order, works, most):
 
 
 @given(st.data(), st.integers(1, 40))
-def test_answers_that_fail_wherever_they_are_are_left_out_and_no_others(data, n):
+def test_exactly_the_guilty_answers_are_left_out_if_they_are_a_minority(data, n):
     order = data.draw(st.permutations(DEVICES[:n]))
     most = (n - 1) // 2
     guilty = data.draw(st.sets(st.sampled_from(order), min_size=1))
@@ -31,7 +31,7 @@ def test_answers_that_fail_wherever_they_are_are_left_out_and_no_others(data, n)
 
 
 @given(st.data(), st.integers(3, 40))
-def test_with_any_fault_that_is_not_of_nobody_those_who_are_left_work(data, n):
+def test_the_remaining_answers_work_after_any_combination_of_faults(data, n):
     order, most = DEVICES[:n], (n - 1) // 2
     faults = data.draw(
         st.lists(st.sets(st.sampled_from(order), min_size=1, max_size=4), min_size=1, max_size=5)
@@ -45,17 +45,17 @@ def test_with_any_fault_that_is_not_of_nobody_those_who_are_left_work(data, n):
     assert len(left) <= most and len(tried) <= 2 * n
 
 
-def test_the_most_suspected_costs_one_trial_and_any_other_about_twice_the_logarithm():
+def test_the_most_suspected_answer_takes_one_trial_and_another_takes_about_two_logarithms():
     for i in range(40):
         left, tried = found(DEVICES, lambda kept, one=DEVICES[i]: one not in kept, 19)
         assert left == [DEVICES[i]]
         assert len(tried) <= (1 if i == 39 else 2 * math.ceil(math.log2(40)) + 2), (i, len(tried))
 
 
-def test_where_nobody_may_be_left_out_nothing_is_tried():
+def test_no_trial_runs_if_no_answer_may_be_left_out():
     assert found(["a", "b"], lambda kept: False, 0) == ([], [])
 
 
-def test_where_it_never_works_the_trials_end_with_the_minority():
+def test_the_trials_end_at_the_limit_if_no_subset_works():
     left, tried = found(DEVICES, lambda kept: False, 19)
     assert left == [] and len(tried) <= 2 * 40

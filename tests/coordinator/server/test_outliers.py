@@ -1,4 +1,4 @@
-"""Answers that are far too large are found, and normal answers are never taken for such."""
+"""Answers that are far too large are found, and normal answers are not."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ def cohort(*values):
     return {name: {"weights": value} for name, value in zip("abcdefg", values)}
 
 
-def test_an_array_has_its_norm_and_rows_that_of_the_longest():
+def test_the_size_of_an_array_is_its_norm_and_the_size_of_rows_is_the_longest_norm():
     g = np.random.default_rng(0)
     weights, rows = g.normal(size=(7, 3, 5)), g.normal(size=(9, 4))
     found = sizes(weights_w=weights, prototypes=rows, features=rows[:1])
@@ -35,7 +35,7 @@ def test_an_array_has_its_norm_and_rows_that_of_the_longest():
     assert found["features"] == pytest.approx(math.hypot(*rows[0]))
 
 
-def test_labels_counts_whole_numbers_and_nothing_at_all_have_no_size():
+def test_labels_counts_integers_and_empty_arrays_have_no_size():
     more = {
         "weights.n": np.ones(1, np.int64),
         "counts": np.ones(3),
@@ -45,7 +45,7 @@ def test_labels_counts_whole_numbers_and_nothing_at_all_have_no_size():
     assert not sizes_of(LazyPayload({**more, "prototypes": np.zeros((0, 4), np.float32)}))
 
 
-def test_an_array_longer_than_a_slice_has_the_same_size_as_in_one_piece():
+def test_an_array_longer_than_a_slice_has_the_same_size():
     array = torch.randn(SLICE + 7, generator=torch.Generator().manual_seed(1)).numpy()
     rows = array[: SLICE // 3 * 3].reshape(-1, 3)
     assert sizes(weights=array)["weights"] == pytest.approx(np.linalg.norm(array.astype(np.float64)))
@@ -54,19 +54,19 @@ def test_an_array_longer_than_a_slice_has_the_same_size_as_in_one_piece():
     )
 
 
-def test_beyond_a_hundred_times_the_median_is_an_outlier_and_at_it_is_none():
+def test_only_a_size_above_a_hundred_times_the_median_is_an_outlier():
     assert set(outliers(cohort(1.0, 1.0, 100.0), 100.0)) == set()
     assert set(outliers(cohort(1.0, 1.0, 101.0), 100.0)) == {"c"}
 
 
-def test_two_have_no_median_and_a_median_of_nothing_makes_no_claim():
+def test_two_devices_or_a_median_of_zero_give_no_outlier():
     assert not outliers(cohort(1.0, 1e6), 100.0)
     assert not outliers(cohort(0.0, 0.0, 1e6), 100.0)
     assert not outliers({**cohort(1.0, 1.0), "c": {"other": 1e6}}, 100.0)
 
 
 @given(st.lists(SIZES, min_size=1, max_size=7))
-def test_a_majority_always_remains_and_all_beyond_the_limit_go_while_it_does(answers):
+def test_all_sizes_above_the_limit_are_outliers_as_long_as_a_majority_remains(answers):
     known = {f"d{i}": answer for i, answer in enumerate(answers)}
     found = outliers(known, 100.0)
     assert len(known) - len(found) > len(known) / 2
@@ -78,7 +78,7 @@ def test_a_majority_always_remains_and_all_beyond_the_limit_go_while_it_does(ans
     assert found.keys() == beyond or (found.keys() < beyond and len(found) == (len(known) - 1) // 2)
 
 
-def test_the_worst_is_the_farthest_however_near():
+def test_the_worst_answer_is_the_farthest_also_if_all_answers_are_close():
     found = worst({"a": {"x": 1.0, "y": 1.0}, "b": {"x": 1.1, "y": 1.0}, "c": {"x": 1.0, "y": 1.3}})
     assert found and (found.device, found.array) == ("c", "y")
     assert worst(cohort(1.0, 5.0)) is None and worst({}) is None

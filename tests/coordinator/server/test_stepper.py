@@ -1,4 +1,4 @@
-"""Between two asks, a server half's result of a round is tried out before any device builds upon it."""
+"""Between two tasks, the result of a server step is tried before it is sent to any device."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ KINDS = {"vectors": ((12,), "mlp"), "series": ((2, 16), "cnn1d"), "images": ((3,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_model_is_tried_out_on_samples_of_the_runs_own_shape(kind):
+def test_a_new_model_is_tried_on_samples_of_the_shape_of_the_run(kind):
     shape, network = KINDS[kind]
     plan = Plan("fedavg", 2, 1, network=Network(network), shape=shape)
     stepper = Stepper(plan, outlier=0.0, confusion=0, arrays=dict)
@@ -39,7 +39,7 @@ def answers_of(*devices):
     return {device: Accepted(device, b"", b"", 20, {}) for device in devices}
 
 
-def test_a_removed_device_is_forgotten_as_a_round_ends_and_as_one_begins():
+def test_a_removed_device_is_forgotten_at_the_start_and_at_the_end_of_a_round():
     stepper, members = keeper(), [Member(name, 20) for name in "012"]
     stepper.begin(1, members, enrolled="012")
     assert stepper.send(answers_of(*"012"), enrolled="01") is None
@@ -49,7 +49,7 @@ def test_a_removed_device_is_forgotten_as_a_round_ends_and_as_one_begins():
     assert stepper.server.payload()["labels"].tolist() == [1]
 
 
-def test_the_search_for_a_culprit_forgets_the_devices_that_the_round_itself_has_forgotten():
+def test_the_search_for_a_culprit_forgets_the_devices_that_the_round_has_forgotten():
     stepper, members = keeper(), [Member(name, 20) for name in "012"]
     stepper.begin(1, members)
     stepper.send(answers_of(*"01"))

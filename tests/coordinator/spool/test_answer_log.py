@@ -21,7 +21,7 @@ def rows(log, *keys):
     return [(*key, log.place(*key)) for key in keys]
 
 
-def test_however_many_answers_come_one_sync_makes_them_durable(tmp_path):
+def test_one_sync_makes_any_number_of_answers_durable(tmp_path):
     disk = NotedDisk()
     log = log_of(tmp_path / "answers", disk=disk)
     for turn in range(3):
@@ -31,16 +31,16 @@ def test_however_many_answers_come_one_sync_makes_them_durable(tmp_path):
         log.sync()
         assert disk.taken == [("sync", "00000001.log"), *([("sync", "answers")] if turn == 0 else [])]
     log.sync()
-    assert len(disk.taken) == 1, "nothing has come since"
+    assert len(disk.taken) == 1, "no answer has arrived since"
 
 
-def test_an_answer_that_is_said_again_takes_no_more_room(tmp_path):
+def test_an_answer_that_is_sent_again_takes_no_more_space(tmp_path):
     log = log_of(tmp_path)
     names = {log.append("device-1", b"the same") for _ in range(5)}
     assert names == {hashlib.sha256(b"the same").digest()} and log.size == len(b"the same")
 
 
-def test_two_devices_may_say_the_same_and_one_may_be_forgotten(tmp_path):
+def test_two_devices_may_send_the_same_answer_and_one_may_be_deleted(tmp_path):
     log = log_of(tmp_path)
     name = log.append("a", b"alike")
     assert log.append("b", b"alike") == name
@@ -48,7 +48,7 @@ def test_two_devices_may_say_the_same_and_one_may_be_forgotten(tmp_path):
     assert not log.has("a", name) and log.read("b", name, 1, 3) == b"li"
 
 
-def test_a_refused_answer_takes_no_room_and_leaves_those_before_it_alone(tmp_path):
+def test_a_refused_answer_takes_no_space_and_does_not_change_earlier_answers(tmp_path):
     log = log_of(tmp_path)
     first = log.append("a", b"first")
     for i in range(100):
@@ -57,26 +57,26 @@ def test_a_refused_answer_takes_no_room_and_leaves_those_before_it_alone(tmp_pat
     log.sync()
     second = log.append("c", b"second")
     log.sync()
-    log.forget("c", second)  # it is durable, so a row may name it
+    log.forget("c", second)  # It is durable, so a row may name it.
     assert log.size == len(b"firstsecond") and log.read("a", first, 0, 5) == b"first"
     assert log.names("a") == [first] and not log.names("b")
 
 
-def test_a_later_process_knows_what_rows_tell_and_appends_to_a_file_of_its_own(tmp_path):
+def test_a_later_process_knows_the_answers_of_its_rows_and_appends_to_its_own_file(tmp_path):
     log = log_of(tmp_path)
     kept, lost = log.append("a", b"with a row"), log.append("b", b"its row was never committed")
     log.sync()
     told = rows(log, ("a", kept))
     log.close()
     with (tmp_path / "00000001.log").open("ab") as file:
-        file.write(b"half of an ans")  # the process died while it wrote this
+        file.write(b"half of an ans")  # The process died while it wrote this.
     again = log_of(tmp_path, *told)
     assert again.has("a", kept) and not again.has("b", lost)
     new = again.append("c", b"new")
     assert again.place("c", new).file == 2 and again.read("a", kept, 0, 4) == b"with"
 
 
-def test_two_processes_that_began_on_one_folder_append_to_files_of_their_own(tmp_path):
+def test_two_processes_that_opened_one_folder_append_to_separate_files(tmp_path):
     """If the folder's lock stops no process, the index stops the older one, but it does not guard names of files."""
     older, newer = log_of(tmp_path), log_of(tmp_path)
     first = newer.append("a", b"of the newer one")
@@ -107,7 +107,7 @@ def test_a_damaged_answer_is_noticed_and_counts_as_missing(tmp_path, caplog, har
     assert again.has("a", first) is (harm != "gone")
 
 
-def test_files_go_when_none_of_their_answers_is_wanted(tmp_path):
+def test_a_file_is_deleted_when_none_of_its_answers_is_needed(tmp_path):
     log = log_of(tmp_path)
     first, second = log.append("a", b"round 1"), log.append("b", b"round 1 too")
     log.begin_file()
@@ -120,7 +120,7 @@ def test_files_go_when_none_of_their_answers_is_wanted(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["00000002.log"] and log.has("a", third)
 
 
-def test_a_file_that_is_read_again_is_opened_once_and_not_held_when_it_goes(tmp_path):
+def test_a_file_that_is_read_again_is_opened_once_and_closed_when_it_is_deleted(tmp_path):
     log = log_of(tmp_path)
     first = log.append("a", b"round 1")
     log.begin_file()
@@ -143,7 +143,7 @@ def held(folder):
     return [Path(name).name for name in open_files(folder)]
 
 
-def test_a_disk_that_is_full_in_the_middle_of_an_answer_costs_that_answer_alone(tmp_path, monkeypatch):
+def test_a_disk_that_becomes_full_during_an_answer_loses_only_that_answer(tmp_path, monkeypatch):
     log = log_of(tmp_path / "answers")
     store = DeviceAnswers("a", tmp_path / "a", log, Disk(durable=False))
     first = store.put_bytes(b"before")

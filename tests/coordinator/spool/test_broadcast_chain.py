@@ -56,7 +56,7 @@ def test_a_replay_of_a_round_makes_the_same_objects_again(store):
     assert again.links == before
 
 
-def test_a_round_that_is_rolled_back_forgets_the_later_broadcasts(store):
+def test_a_round_that_is_rolled_back_removes_the_later_broadcasts(store):
     made = chain(store)
     for number in range(1, 5):
         put(made, number, number=number)
@@ -65,7 +65,7 @@ def test_a_round_that_is_rolled_back_forgets_the_later_broadcasts(store):
     assert made.links[1].reference == made.links[0].base
 
 
-def test_the_methods_own_arrays_stay_as_they_were_when_they_were_sent(store):
+def test_the_arrays_of_the_method_are_stored_as_they_were_sent(store):
     """A method may overwrite its model while it reads the updates, which are added to the arrays of the task."""
     made, question = chain(store), ask(1)
     base = made.put(Advance(1, BEGIN, ()), question)
@@ -76,7 +76,7 @@ def test_the_methods_own_arrays_stay_as_they_were_when_they_were_sent(store):
     assert not np.array_equal(base["weights.w"], sent), "the broadcast is rounded"
 
 
-def test_a_phase_refers_to_the_phase_before_it(store):
+def test_the_reference_of_a_phase_is_the_phase_before_it(store):
     made = chain(store)
     put(made, 1, number=1)
     put(made, 1, "train", number=2, phase="mix")
@@ -104,7 +104,7 @@ def test_each_broadcast_of_the_chain_is_a_reference_for_a_delta(store):
         assert decoded(made, newest, reference) == store.read(newest, 0, store.size(newest))
 
 
-def test_steps_that_are_no_fewer_bytes_than_the_broadcast_are_not_offered(store):
+def test_deltas_that_need_no_fewer_bytes_than_the_broadcast_are_not_offered(store):
     made = chain(store)
     for number in range(1, 9):
         put(made, number, number=number)
@@ -122,13 +122,13 @@ def test_the_first_weights_are_the_first_link_if_a_broadcast_has_them(store):
     assert store.size(made.links[1].step) < 0.01 * store.size(made.first)
 
 
-def test_weights_that_are_not_the_first_ones_have_no_first_link(store):
+def test_a_chain_of_other_weights_than_the_first_weights_has_no_first_link(store):
     made = chain(store)
     put(made, 1, number=1)
     assert not made.first and [link.round for link in made.links] == [1]
 
 
-def test_a_reference_that_is_gone_is_not_used(store):
+def test_a_missing_reference_is_not_used(store):
     made = chain(store)
     put(made, 1, number=1)
     store.drop(made.links[0].base)
@@ -136,7 +136,7 @@ def test_a_reference_that_is_gone_is_not_used(store):
     assert made.links[1].reference == b""
 
 
-def test_only_objects_that_nothing_needs_are_deleted(store):
+def test_only_objects_that_are_not_needed_are_deleted(store):
     made = chain(store)
     for number in range(1, 13):
         put(made, number, number=number)
@@ -148,7 +148,7 @@ def test_only_objects_that_nothing_needs_are_deleted(store):
     put(made, 12, number=12)
 
 
-def test_the_exact_arrays_of_a_broadcast_are_those_of_the_method(store):
+def test_the_exact_arrays_of_a_broadcast_are_the_arrays_of_the_method(store):
     made = chain(store)
     put(made, 1, number=1)
     put(made, 2, number=2)

@@ -1,4 +1,4 @@
-"""A run's folder on a nearly full disk opens, or the error says that the disk is full, for any room that is left."""
+"""A run's folder on a nearly full disk opens, or the error reports that the disk is full, for any free space."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ for pages in range(50):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["new", "killed"])
-def test_the_index_opens_or_says_that_the_disk_is_full_whatever_room_there_is(tmp_path, state, make_spool):
+def test_the_index_opens_or_the_error_reports_a_full_disk_for_any_free_space(tmp_path, state, make_spool):
     killed = tmp_path / "killed"
     if state == "killed":
         make_spool(killed)

@@ -69,7 +69,7 @@ def assert_equal(found, sent):
 @pytest.mark.parametrize(
     ("method", "phases"), [("fedproto", ["train"]), ("fedpall", ["mix", "train"]), ("fedavg", ["train"])]
 )
-def test_the_answers_of_the_named_rounds_are_those_that_devices_have_sent(tmp_path, method, phases):
+def test_the_answers_of_the_named_rounds_are_stored_as_the_devices_sent_them(tmp_path, method, phases):
     sent = {}
     run = federation(tmp_path, (1, "last"), method, sent).run()
     assert sorted(folders(run)) == [f"{number}.{phase}" for number in (1, POLICY.rounds) for phase in phases]
@@ -85,7 +85,7 @@ def test_the_answers_of_the_named_rounds_are_those_that_devices_have_sent(tmp_pa
 
 
 @pytest.mark.parametrize("keep", [(1, "last"), ()])
-def test_the_records_and_the_page_of_a_run_say_which_answers_are_kept(tmp_path, keep):
+def test_the_records_and_the_page_of_a_run_name_the_rounds_with_kept_answers(tmp_path, keep):
     run = federation(tmp_path, keep)
     file = RoundsFile(tmp_path / "rounds.jsonl")
     keep_journal(run.service.run, [file])
@@ -116,7 +116,7 @@ def test_kept_answers_of_a_run_with_a_codec_are_decoded(tmp_path):
         assert np.allclose(found["prototypes"], answer["prototypes"], atol=0.1)
 
 
-def test_by_default_nothing_is_kept_and_the_plan_has_the_bytes_of_earlier_versions(tmp_path):
+def test_by_default_no_answer_is_kept_and_the_plan_has_the_bytes_of_earlier_versions(tmp_path):
     run = federation(tmp_path, ()).run()
     assert not (tmp_path / "coordinator" / KEPT).exists() and b"keep" not in run.plan.encode()
 
@@ -125,7 +125,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".answer")
 
 
-def test_the_answers_of_a_device_whose_enrolment_ends_are_deleted_while_the_run_waits(tmp_path, caplog):
+def test_the_answers_of_a_removed_device_are_deleted_while_the_run_waits(tmp_path, caplog):
     run = federation(tmp_path, (1, 2))
     run.run(lambda: run.service.run.machine.round == 2)
     folder = folders(run)["1.train"]
@@ -157,7 +157,7 @@ def test_the_earlier_answers_of_a_device_that_is_enrolled_again_are_deleted(tmp_
     assert names_in(folders(run)["3.train"]) == [f"device-{i}.answer" for i in range(3)]
 
 
-def test_rounds_that_do_not_fit_are_not_kept_and_the_run_goes_on(tmp_path, caplog):
+def test_answers_of_rounds_above_the_limit_are_not_kept_and_the_run_continues(tmp_path, caplog):
     whole = federation(tmp_path / "whole", (1, 2, 3)).run()
     sizes = [sum(path.stat().st_size for path in folder.iterdir()) for folder in folders(whole).values()]
     limits = CoordinatorLimits(kept_bytes=sizes[0] + sizes[1] + 100)
@@ -172,7 +172,7 @@ def test_rounds_that_do_not_fit_are_not_kept_and_the_run_goes_on(tmp_path, caplo
 
 
 class FullDisk(Disk):
-    """A disk that has no room for kept answers, although it has said so."""
+    """A disk that has no space for kept answers, although it reported free bytes."""
 
     def before_step(self, step, what):
         if step == "sync" and "1.train" in str(what):
@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_no_answers_and_does_not_stop_the_run(tmp_path, caplog
     run = federation(tmp_path, (1, 2), make_disk=lambda name: FullDisk(durable=False)).run()
     assert run.service.finished and list(folders(run)) == ["2.train"]
     assert "round 1 train is not kept: the disk is full" in caplog.text
-    assert not list((tmp_path / "coordinator" / KEPT).glob(".*")), "nothing of the round is left behind"
+    assert not list((tmp_path / "coordinator" / KEPT).glob(".*")), "no file of the round stays"
 
 
 class SmallDisk(Disk):
@@ -195,7 +195,7 @@ class SmallDisk(Disk):
         return self.room
 
 
-def test_answers_are_not_kept_if_they_would_take_the_room_of_the_next_save(tmp_path, caplog):
+def test_answers_are_not_kept_if_they_would_take_the_space_of_the_next_save(tmp_path, caplog):
     disk = SmallDisk(durable=False)
     run = federation(tmp_path, (), make_disk=lambda name: disk)
     run.run(lambda: run.service.run.machine.round == 2)
@@ -216,7 +216,7 @@ def test_answers_are_not_kept_if_they_would_take_the_room_of_the_next_save(tmp_p
     ("keep", "words"),
     [((4,), 'keep.answers names round 4, but the run has 3 rounds; take 3 or "last"')],
 )
-def test_a_plan_that_keeps_a_round_after_the_last_one_is_refused(keep, words):
+def test_a_plan_that_keeps_a_round_after_the_last_round_is_refused(keep, words):
     with pytest.raises(SettingsError, match=words):
         replace(plan("fedproto", 3), keep=keep)
 
@@ -231,7 +231,7 @@ def test_a_device_can_refuse_a_run_that_keeps_answers():
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_device_that_refuses_leaves_the_run_before_it_sends_an_answer(tmp_path):
+def test_a_device_that_refuses_kept_answers_leaves_before_it_sends_an_answer(tmp_path):
     sent = {}
     run = federation(tmp_path, (1,), answers=sent, privacy=PrivacySettings(refuse=("keep",)))
     run.run(lambda: all(agent.view.problem for agent in run.agents.values()), 100)

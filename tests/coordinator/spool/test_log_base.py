@@ -1,4 +1,4 @@
-"""SQLite's log beside the index holds changes, is merged at the right time, and is ignored if it does not fit."""
+"""The SQLite log of the index has its changes, is merged at the right time, and is ignored if it does not fit."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ def rounds(index):
     return [row[0] for row in closed]
 
 
-def test_a_commit_is_in_the_log_and_outlasts_a_kill_and_a_power_cut(opened, disk):
+def test_a_commit_is_in_the_log_and_survives_a_kill_and_a_power_cut(opened, disk):
     index = opened()
     close_round(index, 1)
     assert log_beside(index.path).stat().st_size > 0
@@ -60,7 +60,7 @@ def test_a_commit_is_in_the_log_and_outlasts_a_kill_and_a_power_cut(opened, disk
     assert rounds(opened(FrailDisk(disk.platter))) == [1]
 
 
-def test_when_a_round_begins_the_file_holds_all_and_the_log_nothing(opened):
+def test_the_file_has_all_rows_and_the_log_is_empty_when_a_round_begins(opened):
     index = opened()
     close_round(index, 1)
     begin_round(index, 2)
@@ -70,7 +70,7 @@ def test_when_a_round_begins_the_file_holds_all_and_the_log_nothing(opened):
 
 
 @pytest.mark.parametrize("later", [1, 2, 3], ids="rounds later: {}".format)
-def test_a_log_of_a_later_file_is_put_aside_where_an_older_one_was_put_back(opened, disk, caplog, later):
+def test_the_log_of_a_later_file_is_put_aside_if_an_older_file_was_restored(opened, disk, caplog, later):
     index = opened()
     close_round(index, 1)
     begin_round(index, 2)
@@ -86,7 +86,7 @@ def test_a_log_of_a_later_file_is_put_aside_where_an_older_one_was_put_back(open
     assert index.path.with_name("spool.sqlite-wal.foreign").stat().st_size > 0
 
 
-def test_a_log_and_its_file_that_are_copied_together_are_believed(opened, disk, tmp_path, caplog):
+def test_a_log_that_is_copied_together_with_its_file_is_used(opened, disk, tmp_path, caplog):
     index = opened()
     close_round(index, 1)
     begin_round(index, 2)
@@ -98,7 +98,7 @@ def test_a_log_and_its_file_that_are_copied_together_are_believed(opened, disk, 
     there.close()
 
 
-def test_a_kill_between_the_last_transaction_and_the_merge_loses_nothing(opened, disk, caplog):
+def test_a_kill_between_the_last_transaction_and_the_merge_loses_no_row(opened, disk, caplog):
     index = opened()
     close_round(index, 1)
     begin_round(index, 2)
@@ -125,7 +125,7 @@ def reader_of(index):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_while_somebody_reads_the_log_stays_and_nothing_of_it_is_lost(opened, disk, caplog, killed):
+def test_the_log_is_not_merged_while_another_program_reads_and_no_row_is_lost(opened, disk, caplog, killed):
     index, readers = opened(), []
 
     def read_on(step, what):
@@ -157,8 +157,8 @@ def test_while_somebody_reads_the_log_stays_and_nothing_of_it_is_lost(opened, di
         assert log_beside(index.path).stat().st_size == 0
 
 
-def test_a_log_that_is_long_is_not_merged_before_its_time(opened):
-    """The beginning of a log says where it belongs, and SQLite would start the log again."""
+def test_a_long_log_is_not_merged_before_the_end_of_the_round(opened):
+    """The beginning of a log states to which file it belongs, and a merge would make SQLite start the log again."""
     index = opened()
     begin_round(index, 1)
     before = index.path.read_bytes()
@@ -168,7 +168,7 @@ def test_a_log_that_is_long_is_not_merged_before_its_time(opened):
     assert log_beside(index.path).stat().st_size > 1500 * 4096 and index.path.read_bytes() == before
 
 
-def test_where_programs_cannot_share_memory_there_is_no_log_and_a_kill_loses_nothing(opened, disk):
+def test_an_index_on_a_remote_disk_has_no_log_and_loses_no_row_in_a_kill(opened, disk):
     class Remote(FrailDisk):
         def is_local(self, folder):
             return False
@@ -186,7 +186,9 @@ def test_where_programs_cannot_share_memory_there_is_no_log_and_a_kill_loses_not
 
 
 @pytest.mark.parametrize("then", [False, True], ids=["alone", "before a durable one"])
-def test_what_nothing_stands_on_waits_for_no_disk_and_is_durable_with_the_next_commit(opened, disk, then):
+def test_an_undurable_commit_does_not_wait_for_the_disk_and_is_durable_with_the_next_commit(
+    opened, disk, then
+):
     index = opened()
     begin_round(index, 1)
     with index.undurable_transaction():
@@ -198,7 +200,7 @@ def test_what_nothing_stands_on_waits_for_no_disk_and_is_durable_with_the_next_c
     assert rounds(opened(FrailDisk(disk.platter))) == ([1, 2] if then else [])
 
 
-def test_what_an_answer_stands_on_is_durable_whoever_commits_it(opened, disk):
+def test_a_deferred_row_is_durable_with_any_kind_of_commit(opened, disk):
     index = opened()
     begin_round(index, 1)
     index.defer(lambda: index.put("closed", 1, "train", "[]"))
@@ -225,7 +227,7 @@ os._exit(0)  # SQLite would merge the log
 
 
 @pytest.mark.parametrize(("kind", "each"), [("transaction", 1), ("undurable_transaction", 0)])
-def test_a_commit_costs_one_fsync_and_what_nothing_stands_on_none(tmp_path, kind, each):
+def test_a_durable_commit_needs_one_fsync_and_an_undurable_commit_needs_none(tmp_path, kind, each):
     def syncs(commits):
         folder = tmp_path / str(commits)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The folder of the coordinator or a device restored from an older copy is reported, and the run can go on."""
+"""The folder of the coordinator or a device restored from an older copy is reported, and the run can continue."""
 
 import json
 import re
@@ -59,14 +59,14 @@ def older_coordinator(folder, method):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
-def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there_is_a_way_on(
-    tmp_path, method
-):
+def test_devices_report_an_older_copy_of_the_coordinator_folder_and_the_run_can_continue(tmp_path, method):
     run = older_coordinator(tmp_path, method)
     run.run()
     words = run.service.stopped
     assert "coordinator is an older copy: it stands at round 2, and 3 of 3 devices" in words
-    assert "\n" not in words and run.service.run.machine.attempt == 0, "before a round has been tried in vain"
+    assert "\n" not in words and run.service.run.machine.attempt == 0, (
+        "the run stops before it repeats a round"
+    )
     run.service.run.spool.close()
     number = int(re.search(r"go on from it with `protofleet go-on \S+ --from-round (\d+)`", words)[1])
     go_on_from(tmp_path / "coordinator", number)
@@ -76,7 +76,7 @@ def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there
     assert run.service.finished and not run.service.stopped
 
 
-def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_path):
+def test_one_device_that_lies_about_its_answered_rounds_does_not_end_the_run(tmp_path):
     run = reached(simulation(tmp_path, "fedavg"), 2)
     agent = run.agents["device-1"]
     name = agent.state.saved.answers[-1].object
@@ -90,7 +90,9 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
-def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_path, caplog, devices):
+def test_only_a_majority_of_devices_can_report_the_coordinator_folder_as_an_older_copy(
+    tmp_path, caplog, devices
+):
     spool = Spool(tmp_path)
     present = ["device-1", "device-2", "device-3"]
     copies = OlderCopyDetector(spool, 60.0, lambda: 3)
@@ -104,14 +106,14 @@ def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_pa
     copies.verdict(present, 0.0)
     assert spool.fallbacks["folder"] == int(devices > 1)
     assert {device for device, _ in copies.counted} == set(present[:devices])
-    assert len(caplog.records) <= 8 * devices + 1, "each is said five times, and then once an hour"
+    assert len(caplog.records) <= 8 * devices + 1, "each device is logged five times, and then once an hour"
     spool.close()
 
 
 @pytest.mark.parametrize(
     ("enrolled", "says", "ends"), [(2, 1, False), (3, 1, False), (4, 2, False), (3, 2, True), (1, 1, True)]
 )
-def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away(
+def test_only_a_majority_of_all_enrolled_devices_ends_a_run_also_if_the_others_are_absent(
     tmp_path, enrolled, says, ends
 ):
     spool = Spool(tmp_path)
@@ -122,15 +124,17 @@ def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away
         copies.answered(device, 29, 1.0)
     assert bool(copies.verdict(there, 100.0)) == ends
     assert spool.fallbacks["folder"] == int(says > 1 or enrolled == 1), (
-        "what one of several says raises no alert"
+        "the report of one of several devices raises no alert"
     )
     spool.close()
 
 
-def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):
+def test_a_line_of_a_round_that_the_folder_has_not_begun_reveals_an_older_copy(tmp_path):
     run = reached(simulation(tmp_path, "fedavg"), 2)
     require_newest(run.service.run.spool, 1)
-    require_newest(run.service.run.spool, 2)  # it died between the line and the next round's snapshot
+    require_newest(
+        run.service.run.spool, 2
+    )  # The process died between the line and the snapshot of the next round.
     with pytest.raises(
         OlderCopyError, match=r"stands at round 2, and rounds.jsonl has round 3. .*--from-round 4"
     ):
@@ -142,14 +146,14 @@ def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_a_run_goes_on_only_in_a_round_that_is_yet_to_come(tmp_path, number):
+def test_a_run_can_only_continue_from_a_later_round_within_the_limit(tmp_path, number):
     run = reached(simulation(tmp_path, "fedavg"), 2)
     run.service.run.spool.close()
     with pytest.raises(SettingsError, match=rf"--from-round is {number}, it must be above 2 .* at most 4"):
         go_on_from(tmp_path / "coordinator", number)
 
 
-def test_nothing_goes_on_where_there_is_no_run(tmp_path):
+def test_a_folder_without_a_run_cannot_continue(tmp_path):
     with pytest.raises(SettingsError, match="holds no run"):
         go_on_from(tmp_path / "coordinator", 3)
     assert not (tmp_path / "coordinator").exists()
@@ -163,7 +167,7 @@ def went_back(run):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
-def test_an_older_copy_of_a_devices_folder_is_noticed_and_said_and_the_run_goes_on(tmp_path, caplog, method):
+def test_an_older_copy_of_a_device_folder_is_reported_and_the_run_continues(tmp_path, caplog, method):
     run = reached(simulation(tmp_path, method), 2)
     shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
     reached(run, 4, "evaluate")
@@ -174,12 +178,12 @@ def test_an_older_copy_of_a_devices_folder_is_noticed_and_said_and_the_run_goes_
     assert run.service.finished and not run.service.stopped
 
 
-def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tmp_path, caplog):
+def test_an_emptied_folder_of_a_device_is_reported_too(tmp_path, caplog):
     run = reached(simulation(tmp_path, "fedpall"), 2)
     run.kill("device-1")
     run.boot_device("device-1")
     reached(run, 3)
-    DeviceState(tmp_path / "copy").boot(50)  # the clock makes its number larger than the old ones
+    DeviceState(tmp_path / "copy").boot(50)  # The clock makes this boot larger than the old boots.
     put_back(run, "device-1", tmp_path / "copy")
     run.run()
     assert (
@@ -187,7 +191,7 @@ def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tm
     )
 
 
-def test_a_copy_from_an_earlier_phase_of_the_same_round_is_noticed(tmp_path, caplog):
+def test_a_copy_from_an_earlier_phase_of_the_same_round_is_reported(tmp_path, caplog):
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: last_answer(run, "device-1") == (2, "train"))
     shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
@@ -199,8 +203,8 @@ def test_a_copy_from_an_earlier_phase_of_the_same_round_is_noticed(tmp_path, cap
 
 
 @pytest.mark.parametrize("kept", [1, 2])
-def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, caplog, kept):
-    """The devices learn alone: they get no broadcast, and their answers are empty."""
+def test_an_older_copy_is_reported_also_if_all_rounds_have_the_same_broadcast(tmp_path, caplog, kept):
+    """The devices train alone: they get no broadcast, and their answers are empty."""
     run = reached(simulation(tmp_path, "singleset"), kept)
     shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
     reached(run, 4, "evaluate")
@@ -215,7 +219,7 @@ def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, 
     "method",
     ["fedavg", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedpall", "fedplcc", "singleset"))],
 )
-def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_path, caplog, method):
+def test_parties_that_restart_without_a_change_are_not_reported_as_older_copies(tmp_path, caplog, method):
     honest = simulation(tmp_path / "honest", method).run()
     run = simulation(tmp_path / "run", method)
     for number in (1, 2, 3):
@@ -251,7 +255,7 @@ def interrupted(place, rounds):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
+def test_older_copies_of_the_folders_of_a_real_run_are_reported_and_the_run_continues(place):
     """It copies the coordinator's folder alone, all that the coordinator writes, or a device's folder."""
     (place / "small.toml").write_text(
         (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"

@@ -40,7 +40,7 @@ def test_a_release_is_durable_with_the_acceptance_and_not_before(tmp_path):
     assert len(opened(tmp_path)[1].releases("device-1")) == 1
 
 
-def test_an_update_that_is_accepted_again_is_one_release_and_another_one_is_two(tmp_path):
+def test_an_update_that_is_accepted_twice_is_one_release_and_another_update_is_a_second(tmp_path):
     spool, ledger = opened(tmp_path)
     for name in (b"one", b"one", b"two"):
         accept(spool, ledger, name)
@@ -61,12 +61,12 @@ def test_a_later_checkpoint_does_not_delete_releases(tmp_path):
     assert len(opened(tmp_path)[1].releases("device-1")) == 1
 
 
-def test_arrays_of_whole_numbers_are_not_counted():
+def test_integer_arrays_are_not_counted():
     assert numbers_in(WANTS) == 12
 
 
 @pytest.mark.parametrize("method, unit", [("fedavg", "device"), ("fedncm", "sample")])
-def test_the_numbers_of_a_release_are_known_before_the_run(method, unit):
+def test_the_count_of_released_numbers_is_known_before_the_run(method, unit):
     made = replace(MADE, method=method, hyper={}, dp=replace(MADE.dp, unit=unit))
     with torch.device("meta"):
         model = made.model()

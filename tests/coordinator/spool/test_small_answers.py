@@ -46,7 +46,7 @@ def files(folder):
     return [path for path in (folder / "updates").rglob("*") if path.is_file()]
 
 
-def test_an_answer_in_a_few_blocks_becomes_durable_with_all_others_of_the_turn(tmp_path):
+def test_an_answer_in_a_few_blocks_becomes_durable_with_the_others_of_the_turn(tmp_path):
     disk = NotedDisk()
     store = store_of(tmp_path, disk=disk)
     partial = store.begin(MANIFEST)
@@ -58,7 +58,7 @@ def test_an_answer_in_a_few_blocks_becomes_durable_with_all_others_of_the_turn(t
     assert np.array_equal(store.open(MANIFEST.object)["weights"], np.frombuffer(BODY[-8000:], np.float32))
 
 
-def test_what_has_come_is_not_asked_for_again_when_the_answer_is_offered_again(tmp_path):
+def test_received_blocks_are_not_requested_again_when_the_answer_is_offered_again(tmp_path):
     store = store_of(tmp_path)
     fill(first := store.begin(MANIFEST), [0, 3])
     first.abandon(forget=False)
@@ -70,7 +70,7 @@ def test_what_has_come_is_not_asked_for_again_when_the_answer_is_offered_again(t
 
 
 @pytest.mark.parametrize("how", ["abandoned", "forgotten", "another is offered", "broken", "whole"])
-def test_memory_is_free_again_when_an_answer_is(tmp_path, how):
+def test_memory_is_free_again_after_each_end_of_an_answer(tmp_path, how):
     memory = Memory(len(BODY))
     store = store_of(tmp_path, memory=memory)
     liar = manifest_of([BODY], (("weights", len(BODY)),), BLOCK)
@@ -93,10 +93,10 @@ def test_memory_is_free_again_when_an_answer_is(tmp_path, how):
     assert memory.take(len(BODY)) is not None
 
 
-def test_where_the_memory_is_used_up_answers_wait_in_files_and_go_on_there(tmp_path):
+def test_answers_are_collected_in_files_if_the_memory_is_full(tmp_path):
     store = store_of(tmp_path, memory=Memory(len(BODY) - 1))
     first = store.begin(MANIFEST)
-    assert not files(tmp_path), "an offer takes nothing"
+    assert not files(tmp_path), "an offer takes no memory and no file"
     fill(first, [0, 1])
     (path,) = files(tmp_path)
     assert path.suffix == ".part"
@@ -109,20 +109,20 @@ def test_where_the_memory_is_used_up_answers_wait_in_files_and_go_on_there(tmp_p
     assert [path.suffix for path in files(tmp_path)] == [".body"]
 
 
-def test_offers_take_no_memory_before_their_blocks_come(tmp_path):
+def test_offers_take_no_memory_before_their_blocks_arrive(tmp_path):
     memory = Memory(len(BODY))
     for i in range(100):
         store_of(tmp_path, f"device-{i}", memory).begin(MANIFEST)
     assert memory.take(len(BODY)) is not None
 
 
-def test_what_an_earlier_process_has_in_a_file_is_used_again(tmp_path):
+def test_blocks_that_an_earlier_process_has_stored_in_a_file_are_used_again(tmp_path):
     fill(ObjectStore(tmp_path / "updates" / "a", disk=Disk(durable=False)).begin(MANIFEST), [2, 4])
     partial = store_of(tmp_path).begin(MANIFEST)
     assert here(partial) == [2, 4]
 
 
-def test_of_another_answer_no_file_is_left_when_one_is_offered(tmp_path):
+def test_the_files_of_an_earlier_answer_are_deleted_when_another_answer_is_offered(tmp_path):
     body, its_parts = body_of(2000, seed=1)
     other = manifest_of([body], its_parts, BLOCK)
     fill(ObjectStore(tmp_path / "updates" / "a", disk=Disk(durable=False)).begin(other), [2, 4], body)

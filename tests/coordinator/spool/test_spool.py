@@ -1,4 +1,4 @@
-"""A spool gives its contents back after a restart, a power cut, and a round that began again."""
+"""A spool has its contents after a restart, a power cut, and a round that began again."""
 
 import contextlib
 import sqlite3
@@ -48,8 +48,8 @@ def accept(spool, device, round, phase="train", whole=False):
     return answer
 
 
-def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs(spool, platter):
-    """This question comes before a running coordinator is stopped for settings that the next one would refuse."""
+def test_a_folder_can_be_checked_for_its_run_while_its_coordinator_runs(spool, platter):
+    """A take-over checks this first, so that it stops no running coordinator for settings that do not fit."""
     check_run(platter.folder, "spring", '{"rounds": 3}')
     for other in (("summer", '{"rounds": 3}'), ("spring", '{"rounds": 4}')):
         with pytest.raises(
@@ -57,8 +57,8 @@ def test_whether_a_folder_is_of_this_run_can_be_asked_while_its_coordinator_runs
             match="holds run spring, which was begun with other settings; go on .* another name",
         ):
             check_run(platter.folder, *other)
-    check_run(platter.folder / "nobody's yet", "summer", "")
-    accept(spool, "device-0", 1)  # the question took nothing over
+    check_run(platter.folder / "new", "summer", "")
+    accept(spool, "device-0", 1)  # The check did not take the folder over.
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def started_again(spool):
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["in a message", "in blocks"])
-def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, started_again, whole):
+def test_an_accepted_answer_survives_a_power_cut(spool, platter, started_again, whole):
     answer = accept(spool, "device-0", 1, whole=whole)
     spool.disk.die()
     platter.cut(None)
@@ -86,9 +86,7 @@ def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, starte
     assert again.store("device-0").has(answer)
 
 
-def test_a_new_generation_begins_its_round_once_and_without_the_answers_of_the_one_before(
-    spool, started_again
-):
+def test_a_new_generation_begins_its_round_once_and_without_the_earlier_answers(spool, started_again):
     accept(spool, "device-0", 1)
     spool.close_phase(1, "train", ["device-0"])
     assert begin_generation(spool.index, 2, spool.newest_round)
@@ -96,12 +94,12 @@ def test_a_new_generation_begins_its_round_once_and_without_the_answers_of_the_o
     assert (past.accepted, past.closed) == ({}, {})
     again = started_again()
     accept(again, "device-0", 1)
-    assert not begin_generation(again.index, 2, again.newest_round), "it has begun"
+    assert not begin_generation(again.index, 2, again.newest_round), "generation 2 has begun already"
     past, _ = started_again().recover()
     assert past.accepted == {"train": {"device-0": BASE}}
 
 
-def test_what_was_accepted_outlasts_a_transaction_that_fails(spool, started_again, monkeypatch):
+def test_an_accepted_answer_survives_a_transaction_that_fails(spool, started_again, monkeypatch):
     answer = spool.store("device-0").put_bytes(b"".join(encode({"w": np.full(3, 1.5)})))
     spool.accept(1, "train", Accepted("device-0", BASE, answer, 5, {}))
 
@@ -117,7 +115,7 @@ def test_what_was_accepted_outlasts_a_transaction_that_fails(spool, started_agai
     assert past.accepted == {"train": {"device-0": BASE}} and past.closed == {}
 
 
-def test_a_write_between_commands_is_kept_while_another_program_holds_the_index(spool, started_again):
+def test_a_write_between_commands_is_kept_while_another_program_locks_the_index(spool, started_again):
     """The server steps between two commands, and then saves the chain. A lock must not end the coordinator there."""
     spool.index.db.execute("PRAGMA busy_timeout = 0")
     link = ChainLink(1, "train", BASE, b"", b"", BASE)
@@ -142,7 +140,7 @@ def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started
     assert past.closed == {} and past.accepted == {"train": {"device-0": BASE}}
 
 
-def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool, started_again):
+def test_a_rollback_of_a_round_does_not_change_the_round_before(spool, started_again):
     """With a damaged snapshot, the replay would begin at the round before."""
     spool.close_phase(1, "train", list(DEVICES))
     save(spool, 2)
@@ -173,7 +171,7 @@ def taken_over(spool):
     later.close()
 
 
-def test_who_has_been_replaced_writes_nothing_more(spool, taken_over):
+def test_a_coordinator_that_was_replaced_cannot_write(spool, taken_over):
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
         save(spool, 2)
     with pytest.raises(FencedError):
@@ -191,12 +189,12 @@ def test_each_claim_has_a_higher_epoch_while_the_clock_stands_at_zero(tmp_path):
     assert epochs == [0, 1, 2]
 
 
-def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spool, taken_over):
+def test_a_file_that_a_later_coordinator_removed_is_reported_as_a_take_over(spool, taken_over):
     with pytest.raises(FencedError, match="has taken over"), spool.index.detect_takeover():
-        (spool.folder / "updates" / "device-0" / "tidied away").read_bytes()
+        (spool.folder / "updates" / "device-0" / "removed").read_bytes()
 
 
-def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_is(spool):
+def test_a_missing_file_without_a_take_over_raises_file_not_found(spool):
     with pytest.raises(FileNotFoundError, match="never there"), spool.index.detect_takeover():
         (spool.folder / "never there").read_bytes()
 
@@ -215,7 +213,7 @@ def steps(spool, call):
     return counted
 
 
-def test_whether_an_answer_contradicts_an_accepted_one_costs_the_same_however_many_have_answered(tmp_path):
+def test_the_steps_to_find_a_contradicting_answer_do_not_grow_with_the_answers(tmp_path):
     spool = Spool(tmp_path / "coordinator", durable=False)
     names = [bytes([number]) * 32 for number in range(2)]
     needed = []
@@ -230,7 +228,7 @@ def test_whether_an_answer_contradicts_an_accepted_one_costs_the_same_however_ma
     spool.close()
 
 
-def test_a_save_costs_each_device_no_more_where_many_have_answered(tmp_path):
+def test_the_steps_of_a_save_for_each_device_do_not_grow_with_the_devices(tmp_path):
     def steps_each(number):
         spool = Spool(tmp_path / str(number), durable=False)
         for i in range(number):

@@ -1,4 +1,4 @@
-"""The devices of the last masked sums outlast the coordinator, and only the needed rows stay."""
+"""The devices of the last masked sums survive a restart of the coordinator, and only the needed rows stay."""
 
 from protofleet.coordinator.round.past_sums import PastSum
 from protofleet.coordinator.spool.spool import Spool
@@ -10,7 +10,7 @@ def both(number, devices="abc"):
     return [PastSum(number, 0, stage, tuple(devices)) for stage in ("presence", "values")]
 
 
-def test_the_sums_of_a_round_are_on_the_disk_with_the_save_of_the_next_round(tmp_path):
+def test_the_sums_of_a_round_are_saved_with_the_next_round(tmp_path):
     spool = Spool(tmp_path)
     spool.start_run("r", "{}", 1)
     ledger = SumCohortLedger(spool.index)
