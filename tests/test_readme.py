@@ -1,7 +1,8 @@
 """Every code block of README.md is run: from a copy of the checkout, with the wheel, in an empty folder.
 
 All blocks are run by one shell, in the order of the page, because a reader types them into one terminal. The shell
-functions of INSTEAD replace the commands that would reach a package index or run for minutes. Comments give the reasons.
+functions of INSTEAD replace the commands that would reach a package index or run for minutes. Comments
+give the reasons.
 """
 
 from __future__ import annotations

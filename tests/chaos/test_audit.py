@@ -58,7 +58,7 @@ def changed(phases, at, **more):
 PLANTED = {
     "a round is missing": (lambda e: (e.lines.pop(1), e.copies.pop(1)), "rounds.jsonl has rounds [1, 3]"),
     "a round is written twice": (lambda e: e.lines.insert(1, e.lines[0]), "rounds.jsonl has rounds [1, 1, 2, 3]"),
-    "an earlier round is counted after a later one": (lambda e: e.closed.append(e.closed[2]), "counted after a later one"),
+    "a round is counted too late": (lambda e: e.closed.append(e.closed[2]), "counted after a later one"),
     "a phase is closed again with another device": (
         lambda e: e.closed.insert(4, replace(e.closed[3], answers={"x": B, "y": B})),
         "round 2 train counted ['x'], then ['x', 'y']",

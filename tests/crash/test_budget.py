@@ -1,6 +1,7 @@
 """A run with a budget has the same rounds and bits, within the budget, wherever its coordinator crashes.
 
-The budget of device-1 holds two rounds of four, because its answers are sent in small blocks. The quorum is all devices.
+The budget of device-1 holds two rounds of four, because its answers are sent in small blocks. The quorum
+is all devices.
 """
 
 from dataclasses import replace
