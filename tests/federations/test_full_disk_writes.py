@@ -94,7 +94,7 @@ def numbers_of(disk, kind):
 
 
 @pytest.mark.parametrize("seconds", [0.0, SECONDS])
-def test_a_disk_that_becomes_full_within_a_block_changes_no_bit(tmp_path, seconds):
+def test_a_disk_that_becomes_full_during_the_write_of_a_block_changes_no_bit(tmp_path, seconds):
     whole = run_on(tmp_path / "undisturbed", "fedpall", rounds=1)
     blocks = numbers_of(whole, ".part")
     assert len(blocks) > 30, "the broadcast has only a few blocks"
@@ -104,7 +104,7 @@ def test_a_disk_that_becomes_full_within_a_block_changes_no_bit(tmp_path, second
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_disk_that_becomes_full_within_a_write_changes_no_bit(tmp_path, method):
+def test_a_disk_that_becomes_full_during_any_write_changes_no_bit(tmp_path, method):
     whole = run_on(tmp_path / "undisturbed", method)
     blocks = numbers_of(whole, ".part")
     others = [n for n in range(whole.first, len(whole.written) + 1) if n not in blocks]

@@ -1,4 +1,4 @@
-"""`protofleet deploy apply` runs as a process, with a false `ssh` that answers as one honest and five hostile boards."""
+"""`protofleet deploy apply` runs as a process; a false `ssh` answers as one honest and five hostile boards."""
 
 import os
 import subprocess

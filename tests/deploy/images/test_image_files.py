@@ -17,7 +17,7 @@ from tests.tools.locks.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
 DIGEST = f"python@{ID}"
-# A false docker that tells the engine's id of each image, from files beside it.
+# A false docker that prints the id of each image from files in its own folder.
 DOCKER = """\
 #!/bin/sh
 cd "$(dirname "$0")"

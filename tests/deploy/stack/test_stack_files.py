@@ -125,9 +125,7 @@ def finished(tmp_path):
     return words
 
 
-def test_a_run_with_another_method_keeps_results_keys_and_metrics_of_the_earlier_run(
-    finished, docker, tmp_path, capsys
-):
+def test_another_method_keeps_results_keys_and_metrics_of_the_earlier_run(finished, docker, tmp_path, capsys):
     asked, folder = docker("exit 0"), tmp_path / "s"
     assert main(["up", *finished]) == 0
     run, key = (

@@ -32,7 +32,7 @@ def init(folder, *more, devices=2):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the folder of a new fleet with a queue, beside which the tests write further fleets."""
+    """Return the folder of a new fleet with a queue. The tests write further fleets into the same parent folder."""
     monkeypatch.chdir(tmp_path)
     assert init("fleet", "--queue") == 0
     return tmp_path / "fleet"
