@@ -80,7 +80,7 @@ def fleet(engine, tmp_path, tmp_path_factory, earlier):
             made.close()
 
 
-def test_a_board_of_an_earlier_release_is_upgraded_rolled_back_and_deployed_by_it_again(fleet, earlier):
+def test_a_board_is_upgraded_rolled_back_and_deployed_by_the_earlier_release(fleet, earlier):
     board = fleet.devices["board-0"]
     first = board.sh("readlink /opt/protofleet/current")
     assert board.sh(f"ls {ETC}/allowed_signers", check=False) == ""
