@@ -90,7 +90,7 @@ def fits(room, said):
 def test_a_room_states_its_purpose_and_imports_only_the_rooms_that_it_names(room):
     tree = ast.parse(FILES[room].read_text())
     assert len(tree.body) == 1, (
-        f"{FILES[room]} does more than say so, and so would every import of what is in it"
+        f"{FILES[room]} has code besides its docstring, and every import of its modules would run it"
     )
     allowed = may_import(room)
     known = {"nothing of ours", *(name.removeprefix("protofleet.") for name in ROOMS)}
@@ -143,7 +143,7 @@ def test_only_the_transport_imports_paho():
 
 
 def test_only_one_file_calls_os_write_and_os_pwrite():
-    """A full disk takes a part of a block, and os.pwrite raises no error; `write_at` and `write_whole` go on."""
+    """A full disk takes a part of a block, and os.pwrite raises no error; `write_at` and `write_whole` continue."""
     calls = {
         (call, str(path.relative_to(ROOT)))
         for package in PACKAGES
@@ -157,7 +157,9 @@ def test_only_one_file_calls_os_write_and_os_pwrite():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_file_is_named_utils_helpers_or_common(package):
     for path in sources(package):
-        assert path.name not in ("utils.py", "helpers.py", "common.py"), f"{path} has no owner"
+        assert path.name not in ("utils.py", "helpers.py", "common.py"), (
+            f"{path} has a name without a meaning"
+        )
 
 
 def words_of_code(path):
@@ -185,7 +187,7 @@ def test_code_that_all_methods_share_names_no_method(package):
 
 
 def test_no_two_classes_have_the_same_name():
-    """Only the method files have the same names: each is of one form, and its file's name is that of the paper."""
+    """Method files are excluded: all have the same class names, and each file is named after its method."""
     found: dict[str, list[str]] = {}
     for name in FILES:
         for node in (
@@ -197,7 +199,7 @@ def test_no_two_classes_have_the_same_name():
 
 
 def test_a_coordinator_writes_no_nan_and_no_infinity_into_json():
-    """Python would write Infinity and NaN, which no other program reads, and devices can say them."""
+    """Python would write Infinity and NaN, which other programs cannot read. Devices can send these values."""
     for path in sources("coordinator"):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "dump" in text else ():
@@ -274,7 +276,7 @@ def test_each_make_target_that_a_page_names_exists():
         shell = "".join(re.findall(r"^```sh.*?^```", page.read_text(), re.MULTILINE | re.DOTALL))
         said = re.findall(r"^make ([a-z][a-z-]*)", shell, re.MULTILINE)
         for name in said + re.findall(r"`make ([a-z][a-z-]*)", page.read_text()):
-            assert name in known, f"{page.name} says make {name}"
+            assert name in known, f"{page.name} names the target {name}, which does not exist"
 
 
 def test_only_two_files_open_pictures_and_both_name_the_formats():

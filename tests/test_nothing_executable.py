@@ -34,9 +34,9 @@ ONLY_HERE = {
     "tests/edge_client/data/sources/test_on_disk_formats.py": {"imports pickle"},  # Writes such files.
     "tests/edge_client/data/sources/test_readers.py": {"imports pickle"},  # Writes them too.
     "tests/chaos/seclusion.py": {"os.execvp"},  # Starts itself again, in new namespaces.
-    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Breaks our round machine on purpose.
+    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Changes the round machine on purpose.
     "tests/engines/chart/check.py": {"imports yaml"},  # Reads what Helm has rendered, with the safe loader.
-    "tests/simulator/planted.py": {"exec", "compile"},  # Plants mistakes in machine, link and spool.
+    "tests/simulator/planted.py": {"exec", "compile"},  # Plants faults in machine, link and spool.
     "runtime/launcher_process.py": {"runpy.run_module"},  # Runs a module that the parent process names.
     # Runs a plug-in whose hash the owner of this party allows; it runs exactly the bytes that were hashed.
     "methods/plugins/file.py": {"exec", "compile"},

@@ -21,7 +21,7 @@ from tests.support.installed import installed_in, own_environment, wheel_in
 ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
 FOLDERS = tuple(PROJECT["package-dir"].values())
-# `command` starts our own processes. These files start other programs, or another interpreter than this one.
+# `command` starts Python processes of the product. These files start other programs or another interpreter.
 OTHERS = {
     "runtime/children.py": 3,
     "lab/datasets/carriers.py": 1,  # Tells uv for which interpreter to fetch.
@@ -263,7 +263,7 @@ def test_python_dash_m_and_scripts_import_protofleet_in_a_folder_with_hostile_fi
 def test_an_editable_install_runs_an_experiment_in_a_folder_with_hostile_files(tmp_path):
     place = furnished(tmp_path)
     hostile(place)
-    # Python looks for an editable install last, after an empty folder of the same name.
+    # Python searches an editable install last, after an empty folder of the same name.
     shutil.rmtree(place / "protofleet")
     ran(command("protofleet"), place)
 

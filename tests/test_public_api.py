@@ -1,4 +1,4 @@
-"""Tests that every public class, function, method and property of the Python API has a docstring of its own."""
+"""Tests that every public class, function, method and property of the Python API has its own docstring."""
 
 import functools
 import inspect

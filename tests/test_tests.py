@@ -111,7 +111,9 @@ def unspecific(tree: ast.AST) -> Iterator[str]:
 
 def test_each_test_asserts_something_and_checks_the_words_of_common_errors():
     empty = {str(path): without_assertion(seen_in(path).called, asserting()) for path in FILES}
-    assert {path: names for path, names in empty.items() if names} == {}, "assert what the name says"
+    assert {path: names for path, names in empty.items() if names} == {}, (
+        "assert the behaviour that the name states"
+    )
     unclear = {str(path): seen_in(path).unspecific for path in FILES}
     assert {path: found for path, found in unclear.items() if found} == {}, "match the error's words"
 

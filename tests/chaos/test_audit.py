@@ -29,7 +29,7 @@ def line(number, *devices, up=None, kind="training"):
 def sound():
     """Return evidence of two rounds of two devices.
 
-    The first round began again, and the second was replayed after a kill.
+    The first round was repeated, and the second was replayed after a kill.
     """
     closed = [
         ClosedPhase(1, "train", {"x": C, "y": C}),

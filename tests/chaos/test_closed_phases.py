@@ -1,6 +1,6 @@
-"""The answers that the audit reads from the spool are those that the server half got.
+"""The answers that the audit reads from the spool are the answers that the server half got.
 
-This holds whichever process died in between.
+This is true also if any process was killed in between.
 """
 
 from dataclasses import replace

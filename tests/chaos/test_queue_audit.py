@@ -1,4 +1,4 @@
-"""The checks of a queue find each kind of loss, and nothing in a sound history."""
+"""The checks of a queue find each kind of fault, and report nothing in a correct history."""
 
 from dataclasses import replace
 

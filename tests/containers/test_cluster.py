@@ -1,4 +1,4 @@
-"""Three nodes of RabbitMQ as the broker: the same federation and certificates, and a node may die."""
+"""Three nodes of RabbitMQ as the broker: the federation and the certificates stay the same, and nodes are killed."""
 
 import uuid
 

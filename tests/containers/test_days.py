@@ -43,7 +43,7 @@ def hurry(fleet):
 
 
 def lose(host, role, label=""):
-    """Delete all that this role has on the host, as on a new disk."""
+    """Delete all files of this role on the host, so that the host is like one with a new disk."""
     label = label or f"protofleet-{role}"
     host.sh(
         f"systemctl stop protofleet-{role}; rm -rf /opt/{label} /var/lib/{label} /etc/{label}"
@@ -252,7 +252,7 @@ def test_boards_serve_the_models_that_they_learn_and_are_rolled_back(desk, tmp_p
 
 
 def replaced_in(desk, folder):
-    """Return a new desk with the same hosts, as for an operator who begins anew."""
+    """Return a new desk with the same hosts, as for an operator who begins with a new federation."""
     other = Desk(folder, desk.bench)
     other.hosts = desk.hosts
     return other

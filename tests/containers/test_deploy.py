@@ -86,7 +86,7 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
         assert row["who"] and row["when"] and row["host"] in fleet.devices
     steps = [row["step"] for row in fleet.history() if row["host"] == "board-0"]
     assert steps == STEPS
-    for device in fleet.devices.values():  # No secret crossed, no private file is open.
+    for device in fleet.devices.values():  # No secret was sent, and no private file is readable for others.
         assert device.sh("find /var/lib/protofleet/keys -name '*.key' -perm /077") == ""
         assert device.sh("grep -rl 'PRIVATE KEY' /opt/protofleet/incoming /etc/protofleet || true") == ""
 
@@ -150,7 +150,7 @@ def test_each_broken_host_is_reported_with_its_fault_and_the_others_are_deployed
 
 
 def test_a_deployment_that_is_killed_in_any_step_can_be_repeated(rig):
-    """One pass goes over all steps, and the deployer is killed in each of them."""
+    """The test goes once through all steps, and kills the deployment in each of them."""
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     survived = []
@@ -237,7 +237,7 @@ def test_a_device_can_be_drained_restarted_and_revoked(rig):
     done = fleet.deploy("apply", "board-1", "--yes", "--replace").stdout
     assert "the broker accepts the name again" in done
     assert "enrol: the host has no keys yet" in done and "1 changed, 0 failed" in done, (
-        "new keys bring it back"
+        "the board takes part again with new keys"
     )
 
 
@@ -273,7 +273,7 @@ def test_the_unit_is_valid_confined_and_has_a_watchdog(rig):
 
 
 def test_an_out_of_memory_kill_of_the_training_is_reported_and_the_agent_survives(rig, bench):
-    """The training of a large batch outgrows the memory; the weights, which the agent has too, are small."""
+    """The training of a large batch needs too much memory. The weights, which the agent also has, are small."""
     fleet = rig(0, small=("-m", "900m", "--memory-swap", "900m"))
     fleet.fleet(device={"data": {"samples": 900}})
     device = fleet.devices["small"]
@@ -289,7 +289,7 @@ def test_an_out_of_memory_kill_of_the_training_is_reported_and_the_agent_survive
 
 
 def test_a_device_runs_in_a_container_that_was_shipped_as_an_archive(rig, bench, tmp_path):
-    """An engine inside the fake device runs it. It comes as an archive, as for hosts without a registry."""
+    """An engine inside the fake device runs the container. The image is sent as an archive, without a registry."""
     wheels = tmp_path / "wheels"
     make_release(Software(dependencies="system"), wheels)
     archive = bench.edge_archive(wheels)

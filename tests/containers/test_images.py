@@ -1,4 +1,4 @@
-"""The product's images, built on the bases of the tests: their sizes, their content and their work."""
+"""The product's images, built on the bases of the tests: their sizes, their content and their function."""
 
 import os
 import re
@@ -105,7 +105,7 @@ def test_a_tag_that_now_names_another_image_is_refused(engine, tmp_path, monkeyp
 
 
 def smoke(engine, image):
-    """Return the last line of an image's smoke test, which imports everything and learns something."""
+    """Return the last line of an image's smoke test, which imports all modules and trains a model."""
     script = f"{Path(__file__).parent / 'smoke.py'}:/smoke.py:ro"
     words = (
         "run",
@@ -165,7 +165,7 @@ print(len(methods.names()), clusters.shape[0])"""
 
 
 def test_the_health_check_of_an_image_without_settings_fails_with_the_reason(engine, edge):
-    """The health check in the image asks the running process; it does not test for an open port."""
+    """The health check in the image queries the running process; it does not test for an open port."""
     name = engine.docker("run", "-d", "--rm", "--entrypoint", "sleep", edge, "60")
     try:
         done = engine.run("exec", name, "protofleet", "health", "/protofleet/settings.toml")
@@ -230,7 +230,7 @@ def test_a_jetson_image_from_a_base_without_torch_fails_with_the_reason(engine, 
 
 
 def test_the_engine_restarts_a_stuck_process(engine, edge, tmp_path):
-    """A thread cannot get SIGSTOP alone. So the loop hangs, and exit code 70 brings the next process."""
+    """A thread cannot get SIGSTOP alone. So the test blocks the loop, and the process ends with exit code 70."""
     script = tmp_path / "hang.py"
     script.write_text(
         "import time\nfrom protofleet.runtime.health import Heartbeats, watchdog\n"

@@ -1,4 +1,4 @@
-"""Day 0 with boards that have nothing: each host fetches its software from an index, by the locks' hashes."""
+"""Day 0 with boards without any software: each host fetches its software from an index, by the locks' hashes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The final words of `make container-tools`, with programs that are made up."""
+"""The last line of `make container-tools`, with false programs."""
 
 import os
 import subprocess

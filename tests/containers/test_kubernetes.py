@@ -1,6 +1,6 @@
 """The commands of the chart's containers run with Docker on the product's images, until a run ends.
 
-Docker is no cluster: it reads no Job and no NetworkPolicy. Users, modes, mounts and commands are those of the chart.
+Docker is no cluster: it reads no Job and no NetworkPolicy. Users, modes, mounts and commands come from the chart.
 """
 
 import json

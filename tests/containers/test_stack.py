@@ -1,6 +1,6 @@
 """The compose stack runs a federation to its end, whichever container is killed.
 
-Prometheus sees all of it, and every panel and every rule has data. One run serves all of these
+Prometheus has the metrics of the whole run, and every panel and every rule has data. One run serves all of these
 tests, because the run takes most of the time.
 """
 
@@ -235,7 +235,7 @@ def test_the_health_check_of_a_device_passes(history):
 
 
 def test_prometheus_has_the_bytes_that_the_coordinator_has_recorded(history):
-    """The coordinator was killed once, so its counters began anew. The last rounds' gauges are compared."""
+    """The coordinator was killed once, so its counters were reset. The test compares gauges of the last rounds."""
     for direction, kinds in history.stack.rounds()[-2]["payload"].items():
         for kind, size in kinds.items():
             query = f'protofleet_round_bytes{{direction="{direction}", kind="{kind}"}}'

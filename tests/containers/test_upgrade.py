@@ -10,7 +10,7 @@ import pytest
 from tests.containers.devices import bench_on
 from tests.containers.rig import ROOT, Rig
 
-# The last commit whose program on a host verified signatures itself, in a form of ours.
+# The last commit whose program on a host verified signatures itself, in a form of this project.
 EARLIER = "affa518a"
 ETC = "/etc/protofleet"
 # Python runs it at its start, so that our packages come from that tree and not from this checkout.

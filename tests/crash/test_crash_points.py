@@ -88,7 +88,7 @@ class Fused(FrailDisk):
 @pytest.mark.parametrize("names", list(itertools.product((False, True), repeat=5)))
 @pytest.mark.parametrize("step", ["rename device.json", "sync ."])
 def test_a_device_keeps_its_answers_whichever_file_names_survive_a_power_cut(tmp_path, step, names):
-    """Each name is old or new independently, as on a file system that keeps no order among names."""
+    """Each name is the old or the new one, independent of the others: a file system need not keep their order."""
     platter = Platter(tmp_path / "device", tmp_path / "shelf")
     state = DeviceState(platter.folder, disk=(disk := Fused(platter)))
     state.boot(1)

@@ -1,6 +1,6 @@
 """A device that crashes or has a full disk at any step has complete copies of its models or none.
 
-The training goes on in all cases.
+The training continues in all cases.
 """
 
 import logging
@@ -132,7 +132,7 @@ def test_a_full_disk_at_any_step_prevents_model_versions_and_never_stops_trainin
         disk = Full(left)
         publisher, models = served(tmp_path / str(left), disk)
         publish_all(models, GLOBAL, few)
-        assert bool(disk.refused) == bool(publisher.take_unwritten())  # Removing needs no room.
+        assert bool(disk.refused) == bool(publisher.take_unwritten())  # A removal needs no space.
         for version in publisher.versions.whole():
             rebuild(
                 read_card((version.folder / "card.json").read_bytes()),

@@ -1,4 +1,4 @@
-"""A coordinator that dies while it writes or deletes kept answers leaves no lost and no torn file."""
+"""A coordinator that crashes while it writes or deletes kept answers loses no file and leaves no torn file."""
 
 import functools
 import json

@@ -94,7 +94,7 @@ def life(folder, shelf, deadly=frozenset(), fate="killed", look=lambda folder: N
 
 
 def look_through(folder, served_before):
-    """Check what a reader may find at any moment."""
+    """Check the files that a reader may find at any moment."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():

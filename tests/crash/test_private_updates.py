@@ -31,8 +31,8 @@ class Watched(Crashing):
     """A run that notes each update that a device hands to its connection."""
 
     def __post_init__(self):
-        self.left = {}  # Device -> the objects of updates of a training that have left it.
-        self.unnamed = []  # Updates that left before the ledger on the disk named them.
+        self.left = {}  # Device -> the objects of training updates that it has sent.
+        self.unnamed = []  # Updates that were sent before the ledger on the disk named them.
         super().__post_init__()
 
     def boot_device(self, device):
@@ -64,7 +64,7 @@ def points():
 
 
 def problems(party, point, fate):
-    """Return what is wrong with the ledgers after this death; an empty list means nothing."""
+    """Return the faults of the ledgers after this crash; an empty list means no faults."""
     deadly = {point, point + SECOND} if fate == "killed twice" else {point}
     dice = random.Random(f"{party}/{point}") if fate == "torn" else None
     power = {} if fate.startswith("killed") else {"power": True, "dice": dice}

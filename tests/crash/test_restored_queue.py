@@ -8,7 +8,7 @@ from tests.crash.restored_world import RUN, restored_world, virtual
 
 
 def play(folder, deadly=None):
-    """Go on behind the devices of a backup one round behind; return the outcome and the points of these steps."""
+    """Continue from a backup that is a round behind the devices; return the outcome and the points of these steps."""
     world = restored_world(folder, deadly=deadly or {})
     with virtual(world):
         world.begin()

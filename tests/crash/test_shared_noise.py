@@ -39,7 +39,7 @@ def leaving_point(method):
 
 
 def faults(method, point, fate):
-    """Return what is wrong with the ledgers after a death at this point; an empty list means nothing."""
+    """Return the faults of the ledgers after a crash at this point; an empty list means no faults."""
     deadly = {point, point + SECOND} if fate == "killed twice" else {point}
     dice = random.Random(point) if fate == "torn" else None
     power = {} if fate.startswith("killed") else {"power": True, "dice": dice}

@@ -78,7 +78,7 @@ def test_no_damaged_file_and_no_damaged_pair_changes_a_run_in_silence(method):
 
 
 def test_damage_is_tried_on_each_kind_of_file_that_a_party_keeps():
-    """A kind that is missing here is new, or no moment has a file of it any more."""
+    """A kind that is missing here is new, or no moment has a file of this kind any longer."""
     found = {name.rsplit(" ", 1)[0] for moment in moments("fedpall") for name, _ in files("fedpall", moment)}
     assert {re.sub(r"(?<=updates/)device-\d|(?<=answers/)\d+", "*", name) for name in found} == {
         "coordinator/spool.sqlite", "coordinator/spool.sqlite-wal",

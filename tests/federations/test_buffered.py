@@ -127,7 +127,7 @@ def test_updates_for_tasks_of_a_dead_coordinator_are_used(tmp_path, after):
 
 
 def test_a_device_whose_broadcast_is_no_longer_served_gets_the_open_task(tmp_path, monkeypatch):
-    """The blocks of its task are lost. It asks for them again after the round has ended."""
+    """The blocks of the device's task are lost. The device requests them again after the round has ended."""
     run, file = federation(tmp_path, seconds=1.0)
     in_blocks(run, monkeypatch)
     agent, lost = run.agents[SLOW], []
@@ -153,7 +153,7 @@ def test_a_late_update_has_a_smaller_weight(tmp_path, monkeypatch):
 
 
 def test_an_update_that_names_a_false_round_is_used_once_with_its_true_age(tmp_path, monkeypatch):
-    """The liar sends each update late, also under the names of an earlier and of a later round."""
+    """The device sends each update late, and also for an earlier and for a later round."""
     run, file = federation(tmp_path, seconds=1.0, policy=replace(POLICY, buffer=3))
     link = run.agents[SLOW].link
     send = link.send_update
@@ -205,7 +205,7 @@ def test_buffered_rounds_refuse_a_lossy_codec_and_name_the_fix():
 
 
 def test_late_lossless_updates_are_decoded_with_the_broadcast_of_their_task(tmp_path, monkeypatch):
-    """The update that a device makes is the update that the server half gets, also if it is late."""
+    """The server half gets the same update that the device has computed, also if it is late."""
     sent, used = set(), set()
     real = Stepper.reply
 

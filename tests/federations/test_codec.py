@@ -163,7 +163,7 @@ def test_the_plan_of_a_run_without_a_codec_does_not_name_a_codec():
 
 @pytest.mark.parametrize("method", few(["fedavg", "fedprox", "fedproto", "moon"], 2))
 def test_updates_that_are_not_finite_end_a_run_with_and_without_a_codec(tmp_path, method):
-    """A coordinator that refused them for their size would not learn that the training has diverged."""
+    """A coordinator that refused these updates for their size would not notice that the training has diverged."""
     found = []
     for stages in (None, STAGES[method]):
         run = coded(

@@ -120,7 +120,7 @@ def test_a_device_with_a_failed_delta_fetches_the_whole_broadcast(tmp_path, faul
 
 
 def test_updates_are_added_to_the_exact_arrays_of_the_server_half(tmp_path):
-    """Added to the rounded arrays, what the broadcast has not sent yet would be lost."""
+    """If updates were added to the rounded arrays, the rounding losses of the broadcast would be lost."""
     run = coded(tmp_path, "fedavg", STAGES["fedavg"]).run()
     runner, spool, plan = run.service.run.server_runner, run.service.run.spool, run.plan
     link = runner.chain.links[-2]

@@ -28,7 +28,7 @@ def planned(tmp_path_factory):
 
 
 def extend(run, rounds, name=1, commits=True):
-    """Give the command, and return its result; None if the coordinator has told nothing yet."""
+    """Give the command, and return its result; None if the coordinator has not sent it yet."""
     told, commands = [], run.service.run.operator_commands
     command = OperatorCommand(bytes([name]) * 16, "local:ann", "extend", rounds=rounds)
     commands.execute(command, told.append, run.clock.now)
@@ -39,7 +39,7 @@ def extend(run, rounds, name=1, commits=True):
 
 def reboot(run):
     run.kill("coordinator")
-    run.service.run.spool.close()  # What was not committed is lost.
+    run.service.run.spool.close()  # Changes that were not committed are lost.
     run.boot_coordinator()
 
 

@@ -175,7 +175,7 @@ def one_offer_that_never_comes(liar, place):
 
 
 class TakenByParts(Disk):
-    """A disk on which, from a moment on, unfinished answers take the room that a save needs."""
+    """A disk on which, from some time on, unfinished answers take the space that a save needs."""
 
     def __init__(self, now):
         super().__init__(durable=False)
@@ -231,7 +231,7 @@ def test_an_accepted_answer_without_index_space_removes_unfinished_answers(tmp_p
 
 
 def test_slow_liars_do_not_block_the_credit_of_honest_devices(tmp_path, monkeypatch):
-    """Four of them have asked for the whole budget before the first honest answer is offered."""
+    """Four liars have taken the whole credit before the first honest answer is offered."""
     policy = replace(POLICY, rounds=1, quorum=7, patience_seconds=60.0)
     run = simulation(tmp_path, "fedavg", policy=policy)
     in_blocks(run, monkeypatch)

@@ -25,7 +25,7 @@ POLICY = RunPolicy(quorum=2, cohort=2, patience_seconds=3000.0, settle_seconds=0
 DEVICE = "device-1"
 SECONDS = 6.4  # Virtual seconds; the device waits and tries again in this time.
 # FedPall has two phases, a state on the device, and broadcasts of many blocks. With the codec, the device also keeps
-# what rounding has lost. The coordinator keeps the updates of FedNCM.
+# the rounding losses. The coordinator keeps the updates of FedNCM.
 METHODS = ("fedavg", f"fedavg{CODED}", "fedpall", "scaffold", "fedncm", "fedplcc")
 
 
@@ -108,7 +108,7 @@ def test_a_disk_that_becomes_full_during_any_write_changes_no_bit(tmp_path, meth
     whole = run_on(tmp_path / "undisturbed", method)
     blocks = numbers_of(whole, ".part")
     others = [n for n in range(whole.first, len(whole.written) + 1) if n not in blocks]
-    # Every second write takes part, and a few of the blocks, because a run of FedPall takes a second.
+    # The test tries every second write, and a few of the blocks, because a run of FedPall takes a second.
     for i, number in enumerate(sorted([*others[::2], *blocks[::20]])):
         found = run_on(tmp_path / str(number), method, number, (0.0, SECONDS)[i % 2])
         assert_same(whole.run, found.run)

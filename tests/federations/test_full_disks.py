@@ -19,7 +19,7 @@ from tests.support.small_federation import assert_same, once_each, simulation
 class Full(Disk):
     """A disk that is full between two moments.
 
-    It says so when it is asked, or (rude) only when something is written.
+    It reports no free space, or (rude) fails only when a file is written.
     """
 
     def __init__(self, clock, since, until, rude):
@@ -94,7 +94,7 @@ class Failing(Disk):
         if step == "commit" and 1.4 <= self.clock() < 30.0:
             self.met += 1
             error = sqlite3.OperationalError(self.words)
-            name_full(error, what.parent)  # The connection of the index does the same.
+            name_full(error, what.parent)  # The connection of the index calls it in the same way.
             raise error
 
 
@@ -168,7 +168,7 @@ def test_a_device_without_disk_space_does_not_train(tmp_path):
 
 
 def test_answers_of_the_earlier_round_are_removed_to_make_room(tmp_path):
-    """They are kept for a damaged snapshot, but room is worth more. That they were accepted is kept."""
+    """The answers are kept for a damaged snapshot, but free space is more important. Their verdicts stay."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
     spool, gate = run.service.run.spool, run.service.run.gate

@@ -181,7 +181,7 @@ def struck_prototypes(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("crash", [False, True])
 def test_an_answer_that_breaks_the_second_phase_is_left_out_of_both_phases(tmp_path, monkeypatch, crash):
-    """The others get the task of the second phase once more, because it has another broadcast now."""
+    """The other devices get the task of the second phase again, because its broadcast has changed."""
     struck_prototypes(monkeypatch)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")]})
     if crash:

@@ -23,7 +23,7 @@ LATE = "device-2"
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """Return a run in which all devices are there from the beginning."""
+    """Return a run in which all devices are present from the beginning."""
     return simulation(tmp_path_factory.mktemp("together"), METHOD, policy=POLICY).run()
 
 

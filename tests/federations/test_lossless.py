@@ -1,4 +1,4 @@
-"""A run whose codec loses nothing: the bits of a run without a codec, fewer bytes, and devices that read no codec."""
+"""A run with a lossless codec: the bits of a run without a codec, fewer bytes, and devices without the form codec."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.support.small_federation import assert_same, restart_in_each_round, s
 CNN = Network("cnn_bn")
 # The heads of arrays in a bundle count as bytes of arrays. Without a codec, the table in their place is control.
 HEADS = 1.02
-WELCOMES = 200  # bytes that the name of the codec takes in all welcomes together
+WELCOMES = 200  # The bytes of the name of the codec in all welcomes together.
 
 
 # One phase, small arrays, two phases, and updates of different sizes. The quick tests have the first.
@@ -161,7 +161,7 @@ def test_only_the_welcome_of_a_device_with_the_form_codec_names_a_codec(tmp_path
 
 
 def watch(agent, heard):
-    """Call `heard` with each welcome that a device takes."""
+    """Call `heard` with each welcome that a device accepts."""
     taken = agent.tasks.welcomed
 
     def welcomed(welcome, epoch):

@@ -148,7 +148,7 @@ def test_a_restored_coordinator_ends_if_a_device_proves_a_higher_epoch(world):
     for _ in range(3):
         world.restart_coordinator()
     heard = world.connection.link.epoch
-    # Without the retained state and with the lower epoch, only a device can tell.
+    # Without the retained state and with the lower epoch, only a device can prove the higher epoch.
     world.until(lambda: all(agent.link.proof.frame for agent in world.agents.values()))
     world.put_back(backup, above=False, lower=True)
     assert world.connection.link.epoch < heard

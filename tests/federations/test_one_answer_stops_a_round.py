@@ -55,7 +55,7 @@ def federation(
 
 
 def test_the_earlier_step_is_repeated_without_one_answer_and_the_run_ends(tmp_path, caplog):
-    """Before, the run tried for ever: the same two were refused in each attempt."""
+    """Earlier, the run repeated the round for ever: updates of the same two devices were refused each time."""
     run, file = federation(tmp_path)
     run.run(limit=600.0)
     assert run.service.finished and not run.service.run.diverged
@@ -82,7 +82,7 @@ def test_an_honest_answer_that_was_left_out_without_effect_is_used_again(tmp_pat
 
 @pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (2, 0)])
 def test_a_run_ends_as_diverged_if_no_answer_is_at_fault(tmp_path, caplog, attempts, trials):
-    """Two devices can work with no broadcast after the first, whichever answer is left out."""
+    """Two devices diverge with every broadcast after the first, also if any answer is left out."""
     policy = replace(POLICY, attempts=attempts)
     run, _ = federation(tmp_path, strikes=(), policy=policy, never_again=True)
     run.run(limit=900.0)

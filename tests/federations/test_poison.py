@@ -124,7 +124,7 @@ def test_a_round_after_which_all_trainings_diverge_is_repeated_without_its_outli
 
 
 def test_a_diverged_run_ends_at_once_after_a_restart_of_the_coordinator(tmp_path):
-    """All devices learn a millionfold too fast, so no single device is to blame."""
+    """The learning rate of all devices is far too large, so no single device is at fault."""
     policy = replace(POLICY, gather=3, rounds=4)
     run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
@@ -143,7 +143,10 @@ def test_a_diverged_run_ends_at_once_after_a_restart_of_the_coordinator(tmp_path
 def test_an_error_of_the_server_half_reverts_the_round_that_caused_it(
     tmp_path, monkeypatch, caplog, method, place
 ):
-    """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest."""
+    """The error occurs at the start of the next round, at the end of the round, or between two phases.
+
+    The answer of device-2 is farthest from the others.
+    """
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
     runner, left, at = run.service.run.server_runner, [1], []
     step, monitor = runner.step, runner.server.monitor

@@ -41,7 +41,7 @@ def restore_epoch_one(run, folder):
 
 
 def hellos(run):
-    """Return a list that gets each hello of the devices, and how it was sent."""
+    """Return a list that gets the time and the message of each hello of the devices."""
     found = []
     for agent in run.agents.values():
         send = agent.link.send
@@ -90,7 +90,7 @@ def test_a_coordinator_that_claims_an_epoch_above_the_proved_epoch_continues(beh
 
 def test_each_device_proves_an_epoch_at_most_once_a_minute(behind):
     sent = hellos(behind)
-    behind.service.link.proven_epoch = lambda frame: 0  # It does not notice.
+    behind.service.link.proven_epoch = lambda frame: 0  # The coordinator does not notice the proof.
     behind.run(until=lambda: False, limit=200.0)
     for device in behind.agents:
         times = [at for at, hello in sent if hello.device == device and hello.last_state]

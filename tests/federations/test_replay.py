@@ -164,7 +164,9 @@ def test_a_device_reports_a_silent_coordinator_even_if_old_messages_are_replayed
     run.run(until=lambda: run.clock.now > 1000)
     assert not agent.view.coordinator_silent, "a waiting coordinator sends a message every minute"
     heard_at = [at for at, (topic, _) in zip(run.times, kept) if topic == run.topics.coord_state]
-    first = [heard_at[0] + seconds for seconds in (0, 15, 45)]  # 15, 30 and 60 s after the question
+    first = [
+        heard_at[0] + seconds for seconds in (0, 15, 45)
+    ]  # These times are 15, 30 and 60 s after the task.
     assert heard_at[:3] == pytest.approx(first, abs=0.1)
     assert sum(at <= 1000 for at in heard_at) == 3 + (1000 - first[-1]) // HERE_SECONDS
     hellos = [

@@ -27,7 +27,7 @@ def honest(tmp_path_factory):
 
 
 class Held:
-    """A run that stands still: one frame has been sent, and has not arrived."""
+    """A run that waits: one frame has been sent, and has not arrived."""
 
     def __init__(self, folder, kind, round=2):
         self.round = round
@@ -114,8 +114,8 @@ def test_only_the_update_with_the_right_header_is_accepted_and_only_once(tmp_pat
         if not fresh:
             return "duplicate"
         if run != h.run:
-            return "accepted"  # The coordinator reads it, and nothing follows.
-        other = (round, base) == (1, bases[1])  # Round 1's question has had another answer.
+            return "accepted"  # The coordinator reads it, and does nothing.
+        other = (round, base) == (1, bases[1])  # The task of round 1 has had another answer.
         return Reason.EQUIVOCATION.value if other else Reason.LATE.value
 
     for heard in (h.boot, h.boot + 1):  # A newer boot ends the older one.
@@ -133,7 +133,7 @@ def test_only_the_update_with_the_right_header_is_accepted_and_only_once(tmp_pat
 
 
 def test_only_the_task_with_the_right_header_is_accepted_and_only_once(tmp_path, honest):
-    """Round 2, which the device answered last, may be asked again under a new number.
+    """The task of round 2, which the device answered last, may be sent again under a new number.
 
     The device would repeat its answer.
     """

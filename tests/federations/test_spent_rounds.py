@@ -21,7 +21,7 @@ def recorder(monkeypatch):
 
 
 def lose_a_round(folder, method, step, restart=False):
-    """Run until two of four devices fall out in a step of round 1; they return in round 2. Return the run."""
+    """Run until two of four devices leave in a step of round 1; they return in round 2. Return the run."""
     run = summed(folder, method, settings=PATIENT)
     machine = run.service.run.machine
     run.run(until=lambda: (machine.asked, machine.stage) == (step, Stage.COLLECTING))

@@ -47,7 +47,9 @@ def test_a_device_can_restart_after_a_renewal_has_reset_a_boot_in_the_future(tmp
     state.begin("spring", HASH)
     for round in (1, 2):
         state.save_answer(answer_of(state, round), {"w": np.full(3, round, np.float32)})
-    assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
+    assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, (
+        "the boot was reset by the renewal"
+    )
     for later in (1, 2):
         assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
     assert [a.round for a in DeviceState(tmp_path, durable=False).saved.answers] == [2]

@@ -28,7 +28,7 @@ def nothing(sent, number):
 class Watched:
     """A maker of halves, which changes what device-2 sends, and notes the rounds for which it has trained.
 
-    From large weights, devices train to weights that are far beyond each bound.
+    A training that begins with large weights ends with weights that are far above each bound.
     """
 
     def __init__(self, change=nothing):

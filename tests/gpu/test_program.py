@@ -56,7 +56,7 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_round_is_timed_on_the_device_in_a_loop_and_on_the_cpu(tmp_path):
+def test_a_round_is_timed_on_the_wanted_processor_in_a_loop_and_on_the_cpu(tmp_path):
     row = row_of("mlp", Wanted(3, 1, "cpu"), tmp_path / "mlp")
     assert (row.network, row.devices, row.problems) == ("mlp", 3, [])
     assert min(row.there, row.loop, row.cpu) > 0

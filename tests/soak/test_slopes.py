@@ -50,7 +50,7 @@ sys.stdin.readline()
 """
 
 
-def test_the_handles_threads_and_memory_of_a_process_and_the_bytes_of_a_folder_are_measured(tmp_path):
+def test_the_resources_of_a_process_and_the_bytes_of_a_folder_are_measured(tmp_path):
     """The test starts a process, because threads and files of other tests end in this one."""
     (tmp_path / "folder").mkdir()
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "folder" / "file")]

@@ -1,4 +1,4 @@
-"""A change that every device installs without fault, but that harms the model, gets no second wave."""
+"""A change that every device installs, but that lowers the accuracy, is not deployed to a second wave."""
 
 import http.server
 import threading

@@ -52,9 +52,13 @@ def test_renewed_certificates_and_records_are_installed_without_a_restart(change
         Service(),
         Service("inactive", "dead", True),
         Service("failed", "failed", True),
-        Service("active", "running", False, 77, 0, RELEASE, MARK),  # not started at the next boot
-        Service("active", "running", True, 77, 0, "e" * 16, MARK),  # switched but never started
-        Service("active", "running", True, 77, 0, RELEASE, "e" * 16),  # another unit
+        Service(
+            "active", "running", False, 77, 0, RELEASE, MARK
+        ),  # The service does not start at the next boot.
+        Service(
+            "active", "running", True, 77, 0, "e" * 16, MARK
+        ),  # The release was switched, but the service was not started.
+        Service("active", "running", True, 77, 0, RELEASE, "e" * 16),  # The service runs with another unit.
     ],
 )
 def test_a_service_that_differs_from_the_installed_release_is_started_again(service):
@@ -106,9 +110,9 @@ def test_a_refusal_after_a_manual_rollback_does_not_state_a_failure():
     ("sub", "restarts", "age", "over", "healthy"),
     [
         ("running", 0, 5, "", True),
-        ("running", 1, 86_400, "", True),  # its crash was long ago
-        ("running", 7, 5, "", False),  # it is connected only for the moment
-        ("running", 0, 5, "the coordinator refuses this device", False),  # it is about to end
+        ("running", 1, 86_400, "", True),  # Its crash was long ago.
+        ("running", 7, 5, "", False),  # The device is connected only at this moment.
+        ("running", 0, 5, "the coordinator refuses this device", False),  # It will end soon.
         ("auto-restart", 3, 5, "", False),
     ],
 )
@@ -131,7 +135,7 @@ def test_a_host_that_fails_checks_is_refused_with_all_reasons():
 
 
 def test_the_plan_after_an_interrupted_deployment_has_the_remaining_steps():
-    """The test makes the facts that each step leaves behind, one step after the other."""
+    """The test makes the facts that a host has after each step."""
     shipped = {"user": True, "good": None, "service": Service(), "status": None}
     stages = [
         (

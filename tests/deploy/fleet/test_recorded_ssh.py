@@ -352,7 +352,7 @@ def test_plan_reports_an_earlier_rollback_by_hand(deployed, capsys):
 
 
 class Refused(RecordedBoard):
-    """A board whose data have other classes than the run.
+    """A board whose data has other classes than the run.
 
     The coordinator refuses it, it ends with the reason, and systemd starts it again.
     """

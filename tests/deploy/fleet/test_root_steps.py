@@ -1,4 +1,4 @@
-"""Steps of root on a device whose own process is hostile: real root, a real user, links wherever root writes."""
+"""Steps of root on a device whose own process is hostile: real root, a real user, and links where root writes."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A device gets and runs only what the federation's root has signed, here with real root and real users."""
+"""A device gets and runs only files that the federation's root has signed; the test has real root and real users."""
 
 import os
 import subprocess
@@ -182,7 +182,7 @@ def test_extra_files_in_the_folder_of_a_release_are_removed_before_the_build(exe
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
     before = board.sh("cat /etc/passwd")
-    with pytest.raises(StepError, match="has other arguments"):  # so the folder itself was in order
+    with pytest.raises(StepError, match="has other arguments"):  # The folder itself was therefore correct.
         executor.run_step("build", release.name, release.python, "index")
     assert sorted(board.sh(f"ls -A {where}").split()) == [
         "how",

@@ -1,4 +1,4 @@
-"""Text that comes back from a device is only data."""
+"""Text that a device returns is only data."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ def test_control_characters_in_the_output_of_a_device_are_escaped(tmp_path, monk
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     host = Host("board.example")
     said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
-    assert said.out == "a\x1b[2Jb\r\nc\td\x9be\n", "data for a parser, every byte of it"
+    assert said.out == "a\x1b[2Jb\r\nc\td\x9be\n", "the parser gets every byte of the data"
     assert said.last_line == "\\x1b]0;mine\\x07word"
 
 

@@ -68,7 +68,9 @@ def test_a_build_without_a_network_names_the_index_and_the_fix_at_once(before_pi
 
 
 def test_a_build_uses_an_index_that_answers_even_without_pip(before_pip):
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as empty:  # it always answers 501
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), BaseHTTPRequestHandler
+    ) as empty:  # This server always responds with 501.
         threading.Thread(target=empty.serve_forever, daemon=True).start()
         done = before_pip(f"http://127.0.0.1:{empty.server_port}/simple")
         empty.shutdown()
@@ -170,7 +172,7 @@ def test_an_image_that_differs_from_the_built_image_is_not_started(engine, tmp_p
     (tmp_path / "ids/demo").write_text(now) if now else (tmp_path / "ids/demo").unlink()
     done = engine()
     assert done.returncode == 1 and done.stderr.startswith(f"stack: {words}") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "s").exists(), "nothing was made"
+    assert not (tmp_path / "s").exists(), "no folder was made"
     assert engine("--with", f"DEVICE_IMAGE={ID}").returncode == 0, (
         "an image that is named by its id is accepted"
     )

@@ -58,11 +58,11 @@ def test_every_required_package_is_locked_with_the_version_of_the_constraints():
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
     for line in asked:
-        assert normalized_name(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: say make locks"
+        assert normalized_name(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: run make locks"
     constraints = (LOCKS_FOLDER.parent / "constraints.txt").read_text()
     assert "torch" in pinned_versions(constraints)
     for name, versions in pinned_versions(constraints).items():
-        assert versions <= locked.get(name, versions), f"{name}: {versions}: say make locks"
+        assert versions <= locked.get(name, versions), f"{name}: {versions}: run make locks"
 
 
 def locked_on(python, but=("cpu",)):
@@ -86,7 +86,7 @@ def test_the_locks_satisfy_every_requirement_on_every_python(python):
     for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         asked = Requirement(line)
         if asked.marker is None or asked.marker.evaluate(here):
-            (version,) = there.get(normalized_name(asked.name)) or {"none; say make locks"}
+            (version,) = there.get(normalized_name(asked.name)) or {"none; run make locks"}
             assert asked.specifier.contains(version, prereleases=True), f"{line}: the locks have {version}"
 
 

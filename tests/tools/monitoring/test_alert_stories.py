@@ -44,7 +44,7 @@ OWN_END, BROKERS_END = (
 
 
 class Pace:
-    """A control of the pace of rounds, which proceed only inside `going` and not faster than the story has them.
+    """A control of the pace of rounds: rounds run only inside `going`, and not faster than the story needs.
 
     The devices share one slot to work in, and the control holds this slot at other times.
     """
@@ -87,7 +87,7 @@ class Lived:
     prometheus: Prometheus
     run: Path
     stages: dict[str, Stage] = field(default_factory=dict)
-    over: float = 0.0  # when its first run was over
+    over: float = 0.0  # The time at which its first run was over.
     ended: float = 0.0
 
     def note(self, name: str) -> None:
@@ -169,7 +169,7 @@ def live_through(f, found, pace, ports):
     seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # All devices have a task, and no device works.
     devices["d3"].kill()
     lifecycle.revoke(f.fleet.authority(), "d3", "sold")
-    # The new owner starts it, with no answer: an answer that the coordinator refuses would raise another alert.
+    # The new owner starts it without an answer, because a refused answer would raise another alert.
     f.device("d3", metrics_port=ports["d3"], slots=Slots(str(f.folder.parent / "no-slots"), 1), stays=True)
     with pace.going():
         seen.wait_for('protofleet_rejected_total{job="coordinator", reason="unknown_sender"} > 0')
@@ -349,8 +349,8 @@ def as_its_source_asks(lived, target):
     query = re.sub(r"\$(run|device|domain|view|method)\b", ".*", target["expr"])
     step = max(INTERVAL, round((lived.ended - lived.prometheus.began) / 200))
     query = query.replace("$__rate_interval", f"{max(step + INTERVAL, 4 * INTERVAL):g}s")
-    assert "$" not in query, f"a variable of Grafana's that nothing is put in place of: {query}"
-    if target["instant"]:  # at the end of the panel's time
+    assert "$" not in query, f"a variable of Grafana that is not replaced:  {query}"
+    if target["instant"]:  # At the end of the time span of the panel.
         at = lived.ended
         return lived.prometheus.ask("query", query=query, time=str(at))["result"]
     times = {"start": str(lived.prometheus.began), "end": str(lived.ended), "step": str(step)}

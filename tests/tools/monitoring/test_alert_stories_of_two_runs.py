@@ -32,12 +32,12 @@ LONG = EXPERIMENT.replace("rounds = 2", "rounds = 9000").replace("[policy]", "[p
 # The last round of a run without progress would be stretched too; a hello in it repeats a task and its answer.
 USUAL_BYTES = {"protofleet_round_wire_bytes": lambda minute: 80_000.0}
 
-# The times of the round and of the last message of each device; they change while a run goes on.
+# The times of the round and of the last message of each device; they change while a run makes progress.
 MOVING = ("protofleet_round_since_timestamp_seconds", "protofleet_device_last_seen_timestamp_seconds")
 
 
 def going_on(seen, runs):
-    """Return a stage in which these runs go on, all devices send messages and no answer stays on its way.
+    """Return a stage in which these runs make progress, all devices send messages and all answers get receipts.
 
     On a busy machine a round may be longer than a stage, so each further try is longer.
     """

@@ -1,4 +1,4 @@
-"""Each alert is raised by its cause and by nothing else, as Prometheus' own rule tests show, from one table."""
+"""Each alert is raised only by its cause: one table has the cases for the rule tests of Prometheus."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ROUNDS = {
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
 }
 SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
-NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # it is set in a pause
+NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # This metric is set in a pause.
 PAUSED = 'protofleet_run_paused{instance="c"}'
 SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
@@ -101,7 +101,7 @@ CASES = {
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x39 2340x20",
          RUN_INFO % ("a", "c"): "1x60", RUN_INFO % ("b", "e"): "1x60"}, 45,
     ),
-    # The coordinator is stopped in order many times, for a backup, a restore and another method.
+    # The coordinator is stopped cleanly many times, for a backup, a restore and another method.
     "CoordinatorRestarting": (
         {UNCLEAN: "0x3 240x3 480x3 720x20"},
         {UNCLEAN: "0x3 240x3 480x30", STARTED: "0x3 240x3 480x3 720x20"}, 14,
@@ -261,7 +261,7 @@ def test_every_alert_has_a_case():
 def test_every_alert_has_a_meaning_and_instructions():
     text = (RULES / "alerts.yml").read_text()
     for what in ("meaning", "look_at", "what_to_do"):
-        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has no `look_at`
+        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has no `look_at`.
 
 
 def test_the_page_of_operations_has_the_alerts_of_the_rules():
@@ -283,7 +283,7 @@ def test_every_alert_links_to_its_entry_in_the_page():
 @needs_promtool
 @pytest.mark.parametrize("page", ["", "https://wiki.example/operations.md"])
 def test_the_alert_of_a_disk_has_its_free_space_and_the_link_to_its_entry(tmp_path, page):
-    """The text does not tell how far below zero the space will be in a day."""
+    """The text does not contain the negative space that a prediction gives."""
     left = 8_000_000_000 - 240 * 10_000_000
     expected = {
         "summary": f"the disk of c has {left / 2**30:.4g}GiB left",

@@ -1,4 +1,4 @@
-"""The dashboards fit Grafana's own types and query only metrics that the code shows."""
+"""The dashboards fit Grafana's own types and query only metrics that the code exports."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def texts():
 
 
 def missing(ours, theirs, where=""):
-    """Return the places in `ours` that `theirs` lacks or has otherwise; `theirs` may have more keys."""
+    """Return the places in `ours` that are missing or different in `theirs`; `theirs` may have more keys."""
     if isinstance(ours, dict):
         if not isinstance(theirs, dict):
             return [where]

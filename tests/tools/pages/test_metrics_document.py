@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the code writes, and describes every metric that a run shows to Prometheus."""
+"""docs/metrics.md equals the generated page, and describes every metric that a run exports to Prometheus."""
 
 import re
 import time
@@ -35,7 +35,7 @@ MEANINGS = {name: words for name, _, _, words in ROWS}
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """Return all metrics that a coordinator and a device show after a run, with every source of metrics present."""
+    """Return all metrics that a coordinator and a device export after a run, with every source of metrics present."""
     folder = tmp_path_factory.mktemp("metrics")
     budget = BudgetSettings(bytes_per_device=10**9, price_per_gb=2.0)
     run = simulation(folder / "run", "fedavg", budget=budget)

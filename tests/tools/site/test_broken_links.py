@@ -1,4 +1,4 @@
-"""A link of a built page that leads nowhere is found."""
+"""A link of a built page to a missing target is found."""
 
 import pytest
 

@@ -18,7 +18,7 @@ def help_of(*words):
 
 
 def every_command(*words):
-    """Return all commands that `--help` lists, and those of them that have commands themselves."""
+    """Return all commands that `--help` lists, and the commands below these commands."""
     listed = re.search(r"^  (?:COMMAND|STEP)\n((?:    .*\n)+)", help_of(*words), re.MULTILINE)
     found = [words]
     for name in re.findall(r"^    (\S+)", listed[1], re.MULTILINE) if listed else ():

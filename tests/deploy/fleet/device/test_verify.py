@@ -1,4 +1,4 @@
-"""A host accepts only what its root has signed for it, as the real ssh-keygen verifies it."""
+"""A host accepts only files that its root has signed for it; the real ssh-keygen verifies the signatures."""
 
 import os
 import shutil
