@@ -86,7 +86,7 @@ def lists_of(residual):
     return {name: value.reshape(-1).tolist() for name, value in residual.items()}
 
 
-def test_an_unchanged_array_is_sent_again_if_rounding_has_lost_something_of_it():
+def test_an_unchanged_array_is_sent_again_if_it_has_a_rounding_loss():
     stage, sent = STAGES["ternary, feedback"], {"weights.w": np.ones((32, 40), np.float32)}
     lost = {"weights.w": np.linspace(-1, 1, 1280, dtype=np.float32).reshape(32, 40)}
     for residual in ({}, lost):

@@ -126,7 +126,7 @@ def test_all_blocks_of_the_readme_run_in_their_order(tmp_path):
         assert (home / "first" / "runs" / run / "report.html").exists(), said
 
 
-def test_every_block_of_the_readme_has_a_way_to_run():
+def test_every_block_of_the_readme_can_be_run():
     text = (ROOT / "README.md").read_text()
     assert script_of(text).count("== block") == len(blocks(text)) > 5
     assert "make demo" in text and "make test" in text

@@ -47,7 +47,7 @@ def sound():
     return Evidence(2, closed, given, said, lines, copy.deepcopy(lines), weights=WEIGHTS)
 
 
-def test_a_sound_run_has_no_violation(sound):
+def test_a_correct_run_has_no_violations(sound):
     assert violations(sound) == []
 
 

@@ -61,7 +61,7 @@ FINISHED = QueuedRun("red", 1, "finished", "why", 5, 9, 0, "", "", "ann", 1, sta
 TOLD = [SUBMIT, PAUSE, RESUME]
 
 
-def test_the_queue_file_of_a_sound_queue_has_no_violations():
+def test_the_file_of_a_correct_queue_has_no_violations():
     again = replace(SUBMIT, verdict="refused")
     assert queue_violations({"red": FINISHED}, [SUBMIT, again, PAUSE, RESUME], TOLD) == []
 

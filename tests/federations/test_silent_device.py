@@ -28,7 +28,7 @@ def federation(folder, silent_seconds):
 
 
 @pytest.mark.slow
-def test_a_silent_device_costs_six_rounds_one_patience(tmp_path):
+def test_a_silent_device_delays_six_rounds_by_one_patience(tmp_path):
     """Earlier, with cohort = quorum, each draw of the device cost one patience: 7,836 s for these six rounds."""
     run, file = federation(tmp_path, 1e9)
     run.run()

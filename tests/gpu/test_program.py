@@ -49,7 +49,7 @@ def test_accuracies_that_differ_too_much_are_a_problem(there, cpu, problem):
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_run_that_fails_is_named_with_its_last_line(tmp_path):
+def test_a_failed_run_reports_its_last_line_as_a_problem(tmp_path):
     run = run_of("no-method", Wanted(3, 1, "cpu"), tmp_path, lambda: 0)
     assert "no method 'no-method'" in run.problems[0]
 

@@ -302,7 +302,7 @@ def test_json_prints_one_object_and_quiet_prints_only_problems(deployed, capsys,
     assert said.out == "" and deployed.code == 1 and "board-1" in said.err
 
 
-def test_doctor_asks_for_deep_facts_with_the_broker_s_address(deployed, capsys):
+def test_doctor_requests_deep_facts_with_the_address_of_the_broker(deployed, capsys):
     assert deployed.deploy("doctor") == ["facts.sh deep '' broker 1883"]
     assert "PASS  ssh" in capsys.readouterr().out
 

@@ -133,7 +133,7 @@ def test_a_coordinator_with_a_queue_names_no_run_and_its_devices_stay(files):
     assert device.stays and "run.toml" not in files
 
 
-def test_devices_of_a_statefulset_stay_because_it_would_start_them_for_ever():
+def test_devices_of_a_statefulset_stay_after_the_end_of_a_run():
     claims = chart_of(claims=True).files()
     assert "stays = true" in claims["settings/devices/0/mfeat.toml"]
 

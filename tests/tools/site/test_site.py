@@ -98,7 +98,7 @@ def test_the_search_index_finds_a_word_in_its_pages(site):
 
 
 @NEEDS_CHROMIUM
-def test_a_search_finds_a_word_from_the_file_system(site, tmp_path):
+def test_the_search_page_finds_a_word_when_it_is_opened_as_a_file(site, tmp_path):
     document = dumped(f"{(site / 'search.html').as_uri()}?q=mosquitto", tmp_path)
     results = re.search(r'<ul[^>]* class="search".*?</ul>', document, re.DOTALL)[0]
     assert len(re.findall(r'href="[\w.-]+\.html"', results)) > 5

@@ -119,7 +119,7 @@ def test_a_new_queue_has_as_many_slots_as_a_board_has_runs(folder):
     assert queue_settings(fleet, FEDERATION).queue.slots == runs_of(board) == 1
 
 
-def test_the_user_of_the_coordinator_can_read_a_copy_of_the_first_run(tmp_path, monkeypatch):
+def test_the_user_of_the_coordinator_can_read_the_file_of_the_first_run(tmp_path, monkeypatch):
     """`scp` gives the copy the mode of the file, and the copy belongs to root."""
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o077)
