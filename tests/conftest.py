@@ -33,7 +33,7 @@ if Path(protofleet.protocol.__file__).parent.parent != ROOT:
         "run these tests by its own environment (make .venv/.dev, then .venv/bin/python -m pytest)"
     )
 
-# The time that a loaded machine needs for one example says nothing about our code, in every room.
+# The time of one example is not checked in any room, because it depends on the load of the machine.
 hypothesis.settings.register_profile(
     "unhurried",
     hypothesis.settings.default,
@@ -47,8 +47,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Rooms of tests/ in which every test starts real processes and waits for their time-outs.
 SLOW_ROOMS = ("tests/hostile/",)
-QUICK_SECONDS = 10.0  # Most seconds of a test in `make test`, on a machine that also does other work.
-# Most open files of a test process. Raw devices run paho's own loop, which uses select(): 1,024 files at most.
+QUICK_SECONDS = 10.0  # The time limit of a test in `make test`, on a machine that also does other work.
+# The limit of open files of a test process. Raw devices run paho's loop, which uses select(): 1,024 files at most.
 OPEN_FILES = 256
 PATIENCE = 20.0  # Seconds that a loaded machine may take for something that usually takes milliseconds.
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
@@ -69,7 +69,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def import_tests(worker: str) -> None:
-    """Import all test modules, and begin in each process at another one.
+    """Import all test modules; each process begins with another module.
 
     In a new checkout, pytest compiles each test module and stores the result. With the same order in all processes,
     each of them would compile all modules at the same time as the others, which takes ten seconds in each process.
@@ -85,7 +85,7 @@ def import_tests(worker: str) -> None:
 
 
 def beginning_at(part: int, parts: int, names: list[str]) -> list[str]:
-    """Return all names in a circle that begins at this part of them."""
+    """Return all names in order, rotated so that they begin at this part of them."""
     first = len(names) * part // parts
     return names[first:] + names[:first]
 

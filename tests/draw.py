@@ -1,6 +1,6 @@
 """`python -m tests.draw SEED` draws texts of the code and paragraphs of docs/ for a reader who marks unclear ones.
 
-The same seed and the same tree give the same texts. Use a seed that nobody chose, such as a commit's hash.
+The same seed and the same tree give the same texts. Do not choose the seed yourself: use a commit's hash.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def paragraphs(page: Path) -> Iterator[tuple[int, str]]:
 def code_of(path: Path, kind: str, line: int) -> str:
     """Return the line of code that a docstring or a comment is about, or "" for a module or a message.
 
-    Nobody meets a comment without its line, or a docstring without the name of its function.
+    A reader always sees a comment with its line, and a docstring with the name of its function.
     """
     lines = path.read_text().splitlines()
     if kind == "comment":

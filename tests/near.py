@@ -36,7 +36,7 @@ class NearTests:
         self.root = root
 
     def of(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files and folders to run, without those that lie in another one of them."""
+        """Return the test files and folders to run, without files in a folder that is also returned."""
         found = {*ALWAYS, *(test for name in changed for test in self._near(PurePosixPath(name)))}
         there = sorted(name for name in found if (self.root / name).exists())
         folders = {name for name in there if (self.root / name).is_dir()}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rooms import PACKAGES, ROOT, Tree
 
-DOORS = 17  # Most modules of a room that a reader can still overlook at once.
+DOORS = 17  # The largest number of modules of a room that a reader can still survey at once.
 FORBIDDEN = {
     "protocol": {"torch", "torchvision"},
     "runtime": {"torch", "torchvision", "paho"},
@@ -81,16 +81,16 @@ def may_import(room):
 
 
 def fits(room, said):
-    """Return whether a room matches an entry of "May import"; `x.*` matches x and every room below it."""
+    """Return whether a room matches an entry of "May import": `x.*` matches x and every room below it."""
     room, name = room.removeprefix("protofleet."), said.removesuffix(".*")
     return room == name or said.endswith(".*") and room.startswith(f"{name}.")
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_says_what_it_is_for_and_imports_no_more_than_it_says(room):
+def test_a_room_states_its_purpose_and_imports_only_the_rooms_that_it_names(room):
     tree = ast.parse(FILES[room].read_text())
     assert len(tree.body) == 1, (
-        f"{FILES[room]} does more than say so, and so would every import of what is in it"
+        f"{FILES[room]} has code besides its docstring, and every import of its modules would run it"
     )
     allowed = may_import(room)
     known = {"nothing of ours", *(name.removeprefix("protofleet.") for name in ROOMS)}
@@ -101,7 +101,7 @@ def test_a_room_says_what_it_is_for_and_imports_no_more_than_it_says(room):
             assert any(fits(other, said) for said in allowed), f"{FILES[name]} imports {other}"
 
 
-def test_no_file_is_imported_by_what_it_imports():
+def test_no_files_import_each_other_in_a_circle():
     """It also holds for imports that are only for types, and for imports through a package."""
     assert TREE.circles() == []
 
@@ -110,7 +110,7 @@ def test_no_file_is_imported_by_what_it_imports():
 @pytest.mark.parametrize(
     "second", ["from protofleet.runtime.a import x", "if TYPE_CHECKING:\n    import protofleet.runtime.a"]
 )
-def test_a_circle_is_seen_however_its_imports_are_written(tmp_path, first, second):
+def test_a_circle_of_imports_is_found_in_each_form_of_import(tmp_path, first, second):
     room = tmp_path / "runtime"
     room.mkdir()
     for name, text in {"__init__": "", "a": first, "b": second, "c": "import protofleet.runtime.a"}.items():
@@ -119,20 +119,20 @@ def test_a_circle_is_seen_however_its_imports_are_written(tmp_path, first, secon
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_no_library_that_is_the_affair_of_others(package):
+def test_a_package_imports_no_library_that_is_forbidden_to_it(package):
     for path in sources(package) if package in FORBIDDEN else ():
         for name in imports(path) & FORBIDDEN[package]:
             assert (str(path.relative_to(ROOT)), name) in EXEMPT, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_package_imports_the_tools_that_no_wheel_has(package):
+def test_no_package_imports_the_tools_of_the_checkout(package):
     for path in sources(package):
         if "tools" in path.read_text():
             assert "tools" not in imports(path), f"{path} imports tools, which only a checkout has"
 
 
-def test_only_the_transport_knows_paho():
+def test_only_the_transport_imports_paho():
     knows = [
         str(p.relative_to(ROOT))
         for package in PACKAGES
@@ -142,8 +142,8 @@ def test_only_the_transport_knows_paho():
     assert knows == ["protocol/transport/mqtt.py", "protocol/transport/stream.py"]
 
 
-def test_one_file_calls_the_functions_that_may_write_only_a_part_of_the_bytes():
-    """A full disk takes a part of a block, and os.pwrite raises no error; `write_at` and `write_whole` go on."""
+def test_only_one_file_calls_os_write_and_os_pwrite():
+    """A full disk takes a part of a block, and os.pwrite raises no error; `write_at` and `write_whole` continue."""
     calls = {
         (call, str(path.relative_to(ROOT)))
         for package in PACKAGES
@@ -155,9 +155,11 @@ def test_one_file_calls_the_functions_that_may_write_only_a_part_of_the_bytes():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_file_has_a_name_of_its_own(package):
+def test_no_file_is_named_utils_helpers_or_common(package):
     for path in sources(package):
-        assert path.name not in ("utils.py", "helpers.py", "common.py"), f"{path} has no owner"
+        assert path.name not in ("utils.py", "helpers.py", "common.py"), (
+            f"{path} has a name without a meaning"
+        )
 
 
 def words_of_code(path):
@@ -173,7 +175,7 @@ def words_of_code(path):
 
 
 @pytest.mark.parametrize("package", SHARED)
-def test_code_that_methods_share_names_no_method(package):
+def test_code_that_all_methods_share_names_no_method(package):
     methods = {path.stem for path in (ROOT / "methods").glob("*.py")} - {"__init__", "fedavg"}
     assert {"fedncm", "fedgram", "tinyproto", "scaffold", "feddap"} < methods
     word = re.compile(rf"\b({'|'.join(methods)})\b")
@@ -184,8 +186,8 @@ def test_code_that_methods_share_names_no_method(package):
     assert found <= NAMED
 
 
-def test_no_class_name_stands_for_two_things():
-    """Only the method files have the same names: each is of one form, and its file's name is that of the paper."""
+def test_no_two_classes_have_the_same_name():
+    """Method files are excluded: all have the same class names, and each file is named after its method."""
     found: dict[str, list[str]] = {}
     for name in FILES:
         for node in (
@@ -196,8 +198,8 @@ def test_no_class_name_stands_for_two_things():
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
-def test_a_coordinator_writes_no_json_with_numbers_that_are_none():
-    """Python would write Infinity and NaN, which no other program reads, and devices can say them."""
+def test_a_coordinator_writes_no_nan_and_no_infinity_into_json():
+    """Python would write Infinity and NaN, which other programs cannot read. Devices can send these values."""
     for path in sources("coordinator"):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "dump" in text else ():
@@ -235,11 +237,11 @@ def drawn():
     return found
 
 
-def test_the_picture_of_the_rooms_has_every_room_and_no_other():
+def test_the_picture_of_the_rooms_has_exactly_the_rooms_of_the_tree():
     assert drawn().keys() == set(ROOMS), "see docs/architecture.md"
 
 
-def test_a_room_imports_none_that_is_drawn_above_it():
+def test_no_room_imports_a_room_that_is_drawn_above_it():
     layers = drawn()
     for name in FILES:
         for other in TREE.graph[name] if room_of(name) in layers else ():
@@ -248,7 +250,7 @@ def test_a_room_imports_none_that_is_drawn_above_it():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_what_the_documents_name_is_there(page):
+def test_each_file_and_module_that_a_page_names_exists(page):
     """Pages name files by paths in the repository or in tests/, and modules and their contents by full names."""
     text = page.read_text()
     paths = re.findall(rf"`((?:{TOPS})/[\w./-]+\.(?:py|sh|md|toml|txt|yml|json|npz|conf))\b", text)
@@ -267,17 +269,17 @@ def is_there(name):
     return module not in ("", "protofleet") and words >= set(inner)
 
 
-def test_the_documents_name_no_make_target_that_is_not_there():
+def test_each_make_target_that_a_page_names_exists():
     targets = re.findall(r"^([a-z][a-z-]*(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     known = {name for line in targets for name in line.split()}
     for page in PAGES:
         shell = "".join(re.findall(r"^```sh.*?^```", page.read_text(), re.MULTILINE | re.DOTALL))
         said = re.findall(r"^make ([a-z][a-z-]*)", shell, re.MULTILINE)
         for name in said + re.findall(r"`make ([a-z][a-z-]*)", page.read_text()):
-            assert name in known, f"{page.name} says make {name}"
+            assert name in known, f"{page.name} names the target {name}, which does not exist"
 
 
-def test_one_file_opens_pictures_and_the_program_of_an_export_names_its_formats():
+def test_only_two_files_open_pictures_and_both_name_the_formats():
     """Earlier four files opened pictures, and each guessed the format: PostScript named as a PNG ran Ghostscript."""
     opens = {
         str(path.relative_to(ROOT)): path.read_text()

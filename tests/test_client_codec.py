@@ -61,7 +61,7 @@ def drawn(dice, scale=1.0):
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 @pytest.mark.parametrize("seed", range(4))
-def test_it_codes_a_kind_in_the_bytes_of_the_product_and_loses_the_same(stage, seed):
+def test_the_example_codes_a_kind_with_the_bytes_and_losses_of_the_product(stage, seed):
     dice = np.random.default_rng(seed)
     sent, lost = drawn(dice), {}
     for number in range(3):
@@ -86,7 +86,7 @@ def lists_of(residual):
     return {name: value.reshape(-1).tolist() for name, value in residual.items()}
 
 
-def test_an_unchanged_array_is_sent_again_if_rounding_has_lost_something_of_it():
+def test_an_unchanged_array_is_sent_again_if_it_has_a_rounding_loss():
     stage, sent = STAGES["ternary, feedback"], {"weights.w": np.ones((32, 40), np.float32)}
     lost = {"weights.w": np.linspace(-1, 1, 1280, dtype=np.float32).reshape(32, 40)}
     for residual in ({}, lost):
@@ -103,14 +103,14 @@ def test_a_ternary_array_with_few_changes_keeps_no_zero():
     assert data == encode_kind(answer, stage, sent, {}).data and len(data) < 30
 
 
-def test_a_variance_that_float16_cannot_hold_is_sent_unchanged_and_the_product_reads_it():
+def test_a_variance_that_float16_cannot_hold_is_sent_unchanged():
     stage, value = STAGES["int8"], {"weights.running_var": np.array([70_000, 0.1], np.float32)}
     data, _ = device.bundle(arrays_of(value), told(stage), {}, {})
     bundle = Bundle(data, [], rules_of(stage, [], None, 1000))
     assert bundle["weights.running_var"].tobytes() == value["weights.running_var"].tobytes()
 
 
-def test_its_rows_and_ternary_arrays_have_the_golden_bytes():
+def test_int8_rows_ternary_arrays_and_integers_have_the_golden_bytes():
     x, r = (np.array(GOLDEN[name], np.float32) for name in "xr")
     rows = array_of(x.reshape(4, 10))
     found = GOLDEN["int8 rows of 10, nearest"]
@@ -132,7 +132,7 @@ def example(folder):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_adds_what_the_product_adds_whichever_updates_were_used(tmp_path, seed):
+def test_the_example_adds_the_losses_that_the_product_adds(tmp_path, seed):
     """The schedules have updates that are not used, rounds that begin again, and restarts of the device."""
     dice = random.Random(seed)
     product, mine = ProductDevice(tmp_path / "product", SPARSE), example(tmp_path / "example")
@@ -153,7 +153,7 @@ def test_it_adds_what_the_product_adds_whichever_updates_were_used(tmp_path, see
     assert len({*sent}) > 6
 
 
-def test_a_memory_without_losses_is_read_as_before(tmp_path):
+def test_a_memory_file_of_the_form_without_losses_can_be_read(tmp_path):
     (tmp_path / "memory").write_bytes(device.msgpack.packb([5, 4, 3, "spring", [], HOLDERS, 2]))
     memory = device.Memory(tmp_path / "memory", HOLDERS, 0)
     assert (memory.boot, memory.run, memory.seen, memory.lost) == (5, "spring", 2, [])
@@ -168,7 +168,7 @@ def test_a_memory_without_losses_is_read_as_before(tmp_path):
         ({"form": "ternary", "against": "broadcast", "keep": 4, "feedback": True}, ""),
     ],
 )
-def test_it_says_in_one_line_what_it_cannot_code_and_leaves(tmp_path, capsys, stage, words):
+def test_the_example_names_the_codec_setting_that_it_lacks_and_leaves(tmp_path, capsys, stage, words):
     made, said = example(tmp_path), []
     made.say = lambda kind, fields, *place: said.append((kind, fields))
     plan = json.dumps({"codec": {"up": {"weights": told(CodecStage(**stage))}}}).encode()

@@ -40,7 +40,7 @@ def blocks(language):
 
 
 @pytest.mark.parametrize(("tag", "text"), list(blocks("toml")))
-def test_settings_in_the_documents_can_be_used(tag, text):
+def test_each_toml_block_in_the_documents_can_be_decoded(tag, text):
     table = tomllib.loads(text)
     if tag in KINDS:
         decode(KINDS[tag], table)
@@ -79,7 +79,7 @@ def sections(page):
 
 
 @pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
-def test_the_documents_link_to_what_exists(page):
+def test_each_link_in_the_documents_leads_to_an_existing_file_and_section(page):
     for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
@@ -98,12 +98,12 @@ def test_the_keys_of_deploy_status_for_programs_are_documented():
 
 
 @pytest.mark.parametrize("file", [epoch_file, life_file])
-def test_what_a_coordinator_keeps_beside_all_its_runs_is_named(file):
+def test_the_page_names_the_files_that_a_coordinator_keeps_outside_its_runs(file):
     page = (ROOT / "docs" / "reliability.md").read_text()
     assert f"`{file(Path('<runs>'), '<federation>')}`" in page
 
 
-def test_every_page_is_listed_once_in_the_index_of_its_kind():
+def test_every_page_is_listed_once_in_the_index():
     index = (ROOT / "docs" / "README.md").read_text()
     kinds = re.split(r"^## ", index, flags=re.MULTILINE)
     assert [kind.splitlines()[0] for kind in kinds[1:5]] == [

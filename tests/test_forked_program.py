@@ -19,7 +19,7 @@ def waiting(tmp_path):
     made.kill()
 
 
-def test_it_has_its_own_log_and_its_exit_code_is_told(tmp_path):
+def test_a_forked_program_appends_to_its_log_and_returns_its_exit_code(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     made = forked_program(["coordinator", str(tmp_path / "nowhere.toml")], log)
@@ -28,11 +28,11 @@ def test_it_has_its_own_log_and_its_exit_code_is_told(tmp_path):
     assert first == "before" and "nowhere.toml" in second
 
 
-def test_its_log_can_be_read_from_the_start(waiting, tmp_path):
+def test_the_log_of_a_forked_program_exists_from_its_start(waiting, tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
+def test_a_forked_program_has_its_own_session_and_torch_in_memory(waiting):
     while os.getsid(waiting.pid) != waiting.pid:  # A forked program starts a new session first.
         assert waiting.poll() is None
         time.sleep(0.01)
@@ -40,7 +40,7 @@ def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_ends_it_and_is_told(waiting, number):
+def test_the_exit_code_of_a_forked_program_names_the_signal_that_ended_it(waiting, number):
     waiting.send_signal(number)
     assert waiting.wait(60.0) == -number
 

@@ -8,7 +8,7 @@ from tests.rooms import ROOT
 NEAR = NearTests()
 
 
-def test_a_product_file_brings_its_mirrored_folder_and_the_tests_that_import_it():
+def test_near_runs_the_mirrored_folder_and_the_tests_that_import_a_changed_file():
     found = NEAR.of(["lab/report/latex.py"])
     assert "tests/lab/report/test_compare.py" in found
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/lab/report").glob("test_*.py")} <= {
@@ -31,17 +31,17 @@ def test_a_product_file_brings_its_mirrored_folder_and_the_tests_that_import_it(
         ("LICENSE", "tests/test_architecture.py"),
     ],
 )
-def test_each_kind_of_file_brings_the_tests_that_read_it(changed, expected):
+def test_near_runs_the_tests_that_read_a_changed_file(changed, expected):
     assert expected in NEAR.of([changed])
 
 
-def test_a_test_file_in_a_folder_that_runs_as_a_whole_is_not_named_twice():
+def test_near_does_not_name_a_test_file_of_a_folder_that_it_runs():
     found = NEAR.of(["deploy/fleet/device/facts.sh", "tests/deploy/fleet/test_plan.py"])
     assert "tests/deploy/fleet" in found
     assert not [name for name in found if name.startswith("tests/deploy/fleet/")]
 
 
-def test_a_deleted_test_is_not_named():
+def test_near_does_not_name_a_deleted_test():
     assert NEAR.of(["tests/lab/test_that_was_deleted.py"]) == ["tests/test_architecture.py"]
 
 

@@ -34,9 +34,9 @@ ONLY_HERE = {
     "tests/edge_client/data/sources/test_on_disk_formats.py": {"imports pickle"},  # Writes such files.
     "tests/edge_client/data/sources/test_readers.py": {"imports pickle"},  # Writes them too.
     "tests/chaos/seclusion.py": {"os.execvp"},  # Starts itself again, in new namespaces.
-    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Breaks our round machine on purpose.
+    "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # Changes the round machine on purpose.
     "tests/engines/chart/check.py": {"imports yaml"},  # Reads what Helm has rendered, with the safe loader.
-    "tests/simulator/planted.py": {"exec", "compile"},  # Plants mistakes in machine, link and spool.
+    "tests/simulator/planted.py": {"exec", "compile"},  # Plants faults in machine, link and spool.
     "runtime/launcher_process.py": {"runpy.run_module"},  # Runs a module that the parent process names.
     # Runs a plug-in whose hash the owner of this party allows; it runs exactly the bytes that were hashed.
     "methods/plugins/file.py": {"exec", "compile"},
@@ -125,7 +125,7 @@ def is_text(node):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_nothing_that_is_read_can_run(package):
+def test_no_source_file_can_run_the_data_that_it_reads(package):
     for path in sorted((ROOT / package).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         found = set(faults(path.read_text())) - ONLY_HERE.get(name, set())
@@ -136,7 +136,7 @@ def test_nothing_that_is_read_can_run(package):
 NAMED_BY_THEIR_USER = {"lab/api/simulated.py", "lab/local/own_plugins.py"}
 
 
-def test_a_file_whose_hash_nobody_has_allowed_is_run_only_where_this_machines_user_has_named_it():
+def test_a_plug_in_runs_without_an_allowed_hash_only_if_the_local_user_names_it():
     found = set()
     for package in PACKAGES[:-3]:
         for path in (ROOT / package).rglob("*.py"):
@@ -174,10 +174,10 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("source", PLANTED)
-def test_what_could_run_is_found_in_whatever_dress(source):
+def test_each_form_of_dangerous_code_is_found(source):
     assert list(faults(source))
 
 
 @pytest.mark.parametrize("source", HARMLESS)
-def test_what_cannot_run_is_let_be(source):
+def test_harmless_code_is_not_reported(source):
     assert list(faults(source)) == []

@@ -21,7 +21,7 @@ from tests.support.installed import installed_in, own_environment, wheel_in
 ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
 FOLDERS = tuple(PROJECT["package-dir"].values())
-# `command` starts our own processes. These files start other programs, or another interpreter than this one.
+# `command` starts Python processes of the product. These files start other programs or another interpreter.
 OTHERS = {
     "runtime/children.py": 3,
     "lab/datasets/carriers.py": 1,  # Tells uv for which interpreter to fetch.
@@ -54,18 +54,18 @@ def tracked(*folders):
     return [name for name in listed.stdout.split() if (ROOT / name).exists()]
 
 
-def test_the_list_of_packages_is_that_of_the_tree():
+def test_pyproject_lists_exactly_the_packages_of_the_tree():
     there = {Path(name).parent.as_posix() for name in tracked(*FOLDERS) if name.endswith("/__init__.py")}
     named = {folder if folder.split("/")[0] == "protofleet" else f"protofleet.{folder}" for folder in there}
     assert {name.replace("/", ".") for name in named} == set(PROJECT["packages"])
 
 
-def test_every_copy_of_the_sources_takes_all_packages_along():
+def test_each_copy_of_the_sources_includes_all_packages():
     assert set(FOLDERS) == set(PACKAGES)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_processes_of_ours_are_started_in_one_place(folder):
+def test_only_one_function_starts_python_processes(folder):
     for path in (ROOT / folder).rglob("*.py"):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
         nodes = ast.walk(ast.parse(text)) if "executable" in text else ()
@@ -89,7 +89,7 @@ def test_no_module_is_loaded_under_two_names():
     assert not [name for name in loaded if name.split(".")[0] in set(FOLDERS) - {"protofleet"}]
 
 
-def test_programs_in_the_tests_say_protofleet_too():
+def test_programs_in_the_tests_import_modules_by_their_full_names():
     """In the folder of the checkout Python would find the short names and load a second copy of every module."""
     short = "|".join(set(FOLDERS) - {"protofleet"})
     wrong = re.compile(rf"(?m)(?:^|;)\s*(?:from (?:{short})\b[\w.]* import\b|import (?:{short})\b)")
@@ -103,7 +103,7 @@ def test_programs_in_the_tests_say_protofleet_too():
         assert not [text for text in texts if isinstance(text, str) and wrong.search(text)], path
 
 
-def test_a_child_of_any_python_that_we_run_on_imports_nothing_of_the_working_directory(tmp_path):
+def test_a_child_process_imports_nothing_from_the_working_directory(tmp_path):
     hostile(tmp_path)
     for start in (command("this"), [sys.executable, "-c", START, "this"]):
         done = subprocess.run([*start, "one"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -120,7 +120,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_one_name_and_every_file(wheel):
+def test_the_wheel_has_one_top_level_name_and_every_file(wheel):
     with zipfile.ZipFile(wheel) as opened:
         held = {name for name in opened.namelist() if ".dist-info/" not in name}
         (top,) = [name for name in opened.namelist() if name.endswith("top_level.txt")]
@@ -153,7 +153,7 @@ def ran(words, place, *options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("broker", "start"), [("mosquitto", "fork"), ("embedded", "spawn")])
-def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_has(
+def test_an_installed_wheel_runs_an_experiment_in_a_folder_with_hostile_files(
     installed, tmp_path, broker, start
 ):
     """Broker, launcher, coordinator and devices: none of these processes imports files of the folder."""
@@ -192,7 +192,7 @@ for damage in (lambda path: path.write_text("# changed"), lambda path: path.unli
 
 
 @pytest.mark.slow
-def test_an_installed_protofleet_makes_its_wheel_again_for_devices_and_for_images(wheel, installed, tmp_path):
+def test_an_installed_protofleet_rebuilds_its_wheel_for_devices_and_images(wheel, installed, tmp_path):
     (method,) = installed.parent.glob("lib/python3*/site-packages/protofleet/methods/fedprox.py")
     before = method.read_bytes()
     words = [str(installed / "python"), "-c", REBUILDS, str(method)]
@@ -231,9 +231,7 @@ COMMANDS = (
 
 
 @pytest.mark.slow
-def test_commands_and_bundled_experiments_work_from_the_wheel_beside_whatever_files_the_user_has(
-    installed, tmp_path
-):
+def test_an_installed_wheel_runs_commands_in_a_folder_with_hostile_files(installed, tmp_path):
     hostile(tmp_path)
     for words in COMMANDS:
         done = subprocess.run(
@@ -245,7 +243,7 @@ def test_commands_and_bundled_experiments_work_from_the_wheel_beside_whatever_fi
 
 
 @pytest.mark.slow
-def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tmp_path):
+def test_python_dash_m_and_scripts_import_protofleet_in_a_folder_with_hostile_files(installed, tmp_path):
     hostile(tmp_path)
     words = [str(installed / "python"), "-m", "protofleet", "methods"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
@@ -262,16 +260,16 @@ def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tm
 
 
 @pytest.mark.slow
-def test_an_editable_install_runs_an_experiment_beside_whatever_files_the_user_has(tmp_path):
+def test_an_editable_install_runs_an_experiment_in_a_folder_with_hostile_files(tmp_path):
     place = furnished(tmp_path)
     hostile(place)
-    # Python looks for an editable install last, after an empty folder of the same name.
+    # Python searches an editable install last, after an empty folder of the same name.
     shutil.rmtree(place / "protofleet")
     ran(command("protofleet"), place)
 
 
 @pytest.mark.slow
-def test_a_process_that_trains_sees_nothing_of_the_folder(installed, tmp_path):
+def test_a_training_process_imports_nothing_from_the_working_directory(installed, tmp_path):
     hostile(furnished(tmp_path))
     words = [str(installed / "python"), "-c", TRAINS]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())

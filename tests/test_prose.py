@@ -1,4 +1,4 @@
-"""Tests that the pages can be read: no paragraph has over 120 words, no list item over 60.
+"""Tests that the pages are easy to read: no paragraph has over 120 words, no list item over 60.
 
 A word is what `wc -w` counts. Code blocks, tables, headings and HTML comments do not count. A nested list item counts
 alone. The text of CHANGELOG.md is not checked.
@@ -86,7 +86,7 @@ def words(number: int) -> str:
     return "".join("word" + ("\n" if i % 10 == 9 else " ") for i in range(number))
 
 
-def test_a_paragraph_may_have_120_words():
+def test_a_paragraph_of_120_words_is_accepted():
     assert too_long("a.md", f"# Title\n\n{words(120)}\n\n{words(120)}\n") == []
 
 
@@ -95,7 +95,7 @@ def test_a_paragraph_of_121_words_is_refused_with_file_line_and_count():
 
 
 @pytest.mark.parametrize("mark", ["-", "*", "+", "1.", "12)"])
-def test_a_list_item_may_have_60_words(mark):
+def test_a_list_item_of_60_words_is_accepted(mark):
     assert too_long("a.md", f"{mark} {words(60)}\n{mark} {words(60)}\n") == []
 
 
@@ -104,18 +104,18 @@ def test_a_list_item_of_61_words_is_refused(mark):
     assert too_long("a.md", f"Text:\n{mark} {words(61)}\n") == ["a.md:2: list item of 61 words, limit 60"]
 
 
-def test_a_nested_list_item_counts_alone():
+def test_a_nested_list_item_is_counted_alone():
     assert too_long("a.md", f"- {words(60)}\n  - {words(60)}\n  - {words(60)}\n") == []
     assert too_long("a.md", f"- one\n  - {words(61)}\n") == ["a.md:2: list item of 61 words, limit 60"]
 
 
-def test_an_indented_paragraph_counts_with_its_list_item():
+def test_an_indented_paragraph_is_counted_with_its_list_item():
     assert too_long("a.md", f"- {words(50)}\n\n  {words(11)}\n") == [
         "a.md:1: list item of 61 words, limit 60"
     ]
 
 
-def test_a_paragraph_after_a_list_counts_as_a_paragraph():
+def test_a_paragraph_after_a_list_is_counted_as_a_paragraph():
     assert too_long("a.md", f"- one\n\n{words(120)}\n") == []
 
 
@@ -129,11 +129,11 @@ def test_a_paragraph_after_a_list_counts_as_a_paragraph():
         "| {} |",
     ],
 )
-def test_code_comments_and_tables_do_not_count(block):
+def test_code_comments_and_tables_are_not_counted(block):
     text = "word " * 200 if block.startswith("|") else words(200)
     assert too_long("a.md", f"One.\n\n{block.format(text)}\n\nTwo.\n") == []
 
 
-def test_a_code_block_does_not_move_the_line_of_what_follows():
+def test_a_code_block_does_not_change_the_line_number_of_a_later_paragraph():
     page = f"```\n{words(40)}```\n\n{words(121)}\n"
     assert too_long("a.md", page) == ["a.md:8: paragraph of 121 words, limit 120"]

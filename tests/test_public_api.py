@@ -1,4 +1,4 @@
-"""Tests that every public class, function, method and property of the Python API has a docstring of its own."""
+"""Tests that every public class, function, method and property of the Python API has its own docstring."""
 
 import functools
 import inspect
@@ -15,9 +15,9 @@ EXPORTED = {
     **{
         f"protofleet.testing.{name}": getattr(protofleet.testing, name) for name in protofleet.testing.__all__
     },
-    **{cls.__name__: cls for cls in (Row, Bytes, Point)},  # what a comparison and a result return
+    **{cls.__name__: cls for cls in (Row, Bytes, Point)},  # The types that a comparison and a result return.
 }
-ALIASES = {"protofleet.Payload", "protofleet.Round"}  # names of types, which cannot have docstrings
+ALIASES = {"protofleet.Payload", "protofleet.Round"}  # Names of types cannot have docstrings.
 
 
 def undocumented(name, thing):

@@ -61,15 +61,15 @@ def is_public(module, name):
 
 
 @pytest.mark.parametrize("text", [*examples()])
-def test_an_example_imports_nothing_that_is_private(text):
+def test_an_example_imports_only_public_names(text):
     assert [place for place in imported(text) if not is_public(*place)] == []
 
 
-def test_what_is_public_is_on_the_page():
+def test_the_page_names_every_public_name():
     lacking = [name for name in protofleet.__all__ if not re.search(rf"`{name}\b", PYTHON)]
     assert lacking == []
 
 
-def test_modules_that_are_public_by_their_paths_are_found():
+def test_public_modules_are_found_by_their_paths():
     assert ("protofleet.methods.served.rebuild", "rebuild") in public_by_path()
     assert not is_public("protofleet.methods.contract.base", "Method")

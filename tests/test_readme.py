@@ -1,7 +1,8 @@
 """Every code block of README.md is run: from a copy of the checkout, with the wheel, in an empty folder.
 
 All blocks are run by one shell, in the order of the page, because a reader types them into one terminal. The shell
-functions of INSTEAD replace the commands that would reach a package index or run for minutes; each says why.
+functions of INSTEAD replace the commands that would reach a package index or run for minutes. Comments
+give the reasons.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import pytest
 from tests.rooms import ROOT
 
 FENCE = re.compile(r"^(`{3,}|~{3,})([^\n]*)\n(.*?)^\1", re.MULTILINE | re.DOTALL)
-LINES = 120  # Most lines of the README.
+LINES = 120  # The largest number of lines of the README.
 
 # The shell functions that replace commands.
 INSTEAD = rf"""
 tests_python() {{ env PYTHONPATH={ROOT} {sys.executable} "$@"; }}
 
-# `make demo` runs three rounds: the others are the same again. `make test` runs one file of the suite: the whole
+# `make demo` runs only three rounds, because all rounds are alike. `make test` runs one file of the suite: the whole
 # suite takes minutes, and includes this test.
 make() {{
     case "$*" in
@@ -102,7 +103,7 @@ def checkout_in(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.timeout(1800)
-def test_every_block_of_the_readme_runs_in_its_order(tmp_path):
+def test_all_blocks_of_the_readme_run_in_their_order(tmp_path):
     checkout = checkout_in(tmp_path / "checkout")
     home = tmp_path / "home"
     home.mkdir()
@@ -125,7 +126,7 @@ def test_every_block_of_the_readme_runs_in_its_order(tmp_path):
         assert (home / "first" / "runs" / run / "report.html").exists(), said
 
 
-def test_every_block_of_the_readme_has_a_way_to_run():
+def test_every_block_of_the_readme_can_be_run():
     text = (ROOT / "README.md").read_text()
     assert script_of(text).count("== block") == len(blocks(text)) > 5
     assert "make demo" in text and "make test" in text
@@ -141,7 +142,7 @@ def test_every_block_of_the_readme_has_a_way_to_run():
         "~~~c\n~~~\n",
     ],
 )
-def test_a_block_that_has_no_way_to_run_is_refused(text):
+def test_a_block_that_cannot_be_run_is_refused(text):
     with pytest.raises(NoWayToRun):
         script_of(text)
 

@@ -27,13 +27,13 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("value", "path"), NAMED, ids=[path for _, path in NAMED])
-def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
+def test_each_limit_on_the_page_exists_in_the_code_with_the_same_number(value, path):
     found = pkgutil.resolve_name(f"protofleet.{path}")
     if isinstance(found, (int, float)) and (number := re.match(r"[\d,]+(e\d+)?", value)):
         assert float(number[0].replace(",", "")) == found
 
 
-def test_the_tables_of_limits_are_those_that_the_code_writes():
+def test_the_tables_of_limits_equal_the_generated_tables():
     assert security_limits.generate(TEXT) == TEXT, "run python -m tools.pages.security_limits"
 
 
@@ -47,13 +47,13 @@ def test_each_limit_of_a_weights_file_and_of_a_packet_is_on_the_page(module):
     assert names and not missing
 
 
-def test_each_test_that_a_row_names_is_there():
+def test_each_test_that_a_row_names_exists():
     named = re.findall(r"`(tests/[\w/]+\.py)`: `(test_\w+)`", TEXT)
     missing = [name for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
     assert named and not missing
 
 
-def test_every_reason_that_the_page_names_is_one():
+def test_each_reason_that_the_page_names_exists():
     named = {word for row in ROWS for word in re.findall(r"`([a-z]+(?:_[a-z]+)*)`", row[-1])}
     assert named <= {reason.value for reason in Reason} | {"other"}
 
@@ -69,6 +69,6 @@ def test_every_reason_that_the_page_names_is_one():
         ({"domains": {"a\nb": ()}}, "domains contains 'a.*nb', but the name of a domain must have 1 to 64"),
     ],
 )
-def test_limits_that_cannot_be_are_said_with_the_value_and_what_may_be(change, words):
+def test_an_invalid_limit_is_refused_with_its_value_and_the_valid_range(change, words):
     with pytest.raises(ValueError, match=words):
         CoordinatorLimits(**change)

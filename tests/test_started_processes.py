@@ -16,7 +16,7 @@ def test_a_process_in_another_session_without_its_parent_ends_with_the_test(tmp_
     assert started.left() == processes_in(tmp_path) == []
 
 
-def test_processes_of_another_test_go_on():
+def test_processes_of_another_test_continue():
     with pytest.MonkeyPatch.context() as patch, ended_at_last(patch) as outer:
         subprocess.run(["sh", "-c", "sleep 600 &"], check=True)
         with pytest.MonkeyPatch.context() as inner, ended_at_last(inner) as started:

@@ -13,12 +13,12 @@ HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
 CHECKS = sorted((HERE.parent / "lab" / "contract").glob("*.py"))
 INSIDE = {
-    "simulator/federation.py": "plays the system that closes a dead process's files, and audits what is still open",
-    "chaos/party.py": "tells where a live process stands that does not come to its end",
+    "simulator/federation.py": "closes the files of a dead process, as the system does, and audits the open files",
+    "chaos/party.py": "reports the current line of a live process that does not end",
 }
 ANY_MISTAKE = {"Exception", "BaseException", "ValueError", "TypeError", "RuntimeError", "OSError", "LookupError",
                "KeyError", "AttributeError", "AssertionError"}  # fmt: skip
-OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own names, which are public.
+OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Public names of Python that begin with an underscore.
 OTHERS |= {"_to_copy", "_make_wrapper_subclass", "_C"}  # Names of torch, for other kinds of tensors.
 # The other files are not parsed, because each use of a private member and each sleep contains one of these words.
 CANDIDATE = re.compile(r"(?<!\bself\.)\b_[A-Za-z]|setattr|sleep")
@@ -109,14 +109,16 @@ def unspecific(tree: ast.AST) -> Iterator[str]:
                     yield f"line {call.lineno}: {ast.unparse(call)}"
 
 
-def test_a_test_can_fail_and_only_for_what_it_names():
+def test_each_test_asserts_something_and_checks_the_words_of_common_errors():
     empty = {str(path): without_assertion(seen_in(path).called, asserting()) for path in FILES}
-    assert {path: names for path, names in empty.items() if names} == {}, "assert what the name says"
+    assert {path: names for path, names in empty.items() if names} == {}, (
+        "assert the behaviour that the name states"
+    )
     unclear = {str(path): seen_in(path).unspecific for path in FILES}
     assert {path: found for path, found in unclear.items() if found} == {}, "match the error's words"
 
 
-def test_a_test_without_an_assertion_is_found_and_so_is_an_error_of_any_words():
+def test_tests_without_assertions_and_raises_without_match_are_found():
     empty, helped = (called_in(ast.parse(f"def test_a(): {body}")) for body in ("go()", "checked(go())"))
     assert without_assertion(empty, frozenset({"checked"})) == ["test_a"]
     assert without_assertion(helped, frozenset({"checked"})) == []
@@ -125,14 +127,16 @@ def test_a_test_without_an_assertion_is_found_and_so_is_an_error_of_any_words():
     assert not list(unspecific(ast.parse("with pytest.raises(ValueError) as error: go()")))
 
 
-def test_a_test_asks_what_is_public_and_waits_for_what_happens():
+def test_no_test_uses_private_members_or_sleeps_without_a_reason():
     for path in FILES:
         text = path.read_text()
         tree = ast.parse(text if CANDIDATE.search(text) else "")
         if str(path.relative_to(HERE)) not in INSIDE:
-            assert not list(private(tree)), f"{path}: see what comes of it, or give it a public name"
+            assert not list(private(tree)), (
+                f"{path}: test the public result, or give the member a public name"
+            )
         assert not list(sleeps(text, tree)), (
-            f"{path}: wait for a condition, or say on the line why it takes a time"
+            f"{path}: wait for a condition, or give on the line the reason for the sleep"
         )
 
 
@@ -140,7 +144,7 @@ def test_a_test_asks_what_is_public_and_waits_for_what_happens():
     "text",
     ["run._workers", "a.b._c = 1", "from a import _b", "patch.setattr('a.b._c', 1)", "setattr(A, '_b', 1)"],
 )
-def test_a_private_member_is_found_however_it_is_reached(text):
+def test_each_use_of_a_private_member_is_found(text):
     assert list(private(ast.parse(text)))
     assert not list(private(ast.parse("self._a; super()._b(); a.__dict__; row._replace(b=1); os._exit(0)")))
 

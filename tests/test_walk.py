@@ -5,7 +5,7 @@ import sys
 from tests.walk import walked
 
 
-def test_a_tensors_way_goes_from_the_method_by_both_ends_of_the_link_to_the_method(tmp_path):
+def test_the_walk_enters_the_method_the_agent_and_both_ends_of_the_link(tmp_path):
     walk = walked("fedavg")
     assert sys.getprofile() is None
     on_the_way = [
@@ -17,4 +17,4 @@ def test_a_tensors_way_goes_from_the_method_by_both_ends_of_the_link_to_the_meth
     assert all(walk.entered[name] for name in on_the_way)
     assert not [name for name in walk.entered if "simulation" in name or name.startswith("tests")]
     assert all(one != other for one, other in walk.hops) and sum(walk.hops.values()) == walk.entered.total()
-    assert walk.hops["the network", "coordinator/service.py"], "an answer comes as an item"
+    assert walk.hops["the network", "coordinator/service.py"], "an answer arrives as an item"

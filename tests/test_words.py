@@ -1,4 +1,4 @@
-"""A function's docstring begins with what the function does: a verb in the imperative."""
+"""The docstring of a function begins with a verb in the imperative, which tells what the function does."""
 
 import ast
 from pathlib import Path
@@ -52,7 +52,7 @@ def is_refused(text):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_functions_docstring_begins_with_a_verb(package):
+def test_the_docstring_of_a_function_begins_with_a_verb(package):
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {text.splitlines()[0]}"
         for path in FILES
@@ -66,10 +66,10 @@ def test_a_functions_docstring_begins_with_a_verb(package):
 @pytest.mark.parametrize(
     "text", ["What comes back.", "Whether it is.", "Of a run.", "Waited for.", "Sending."]
 )
-def test_other_beginnings_are_refused(text):
+def test_a_docstring_without_a_verb_at_its_start_is_refused(text):
     assert is_refused(text)
 
 
 @pytest.mark.parametrize("text", ["Return the devices.", "Read a file.", "Embed samples.", "Bring it back."])
-def test_verbs_are_taken(text):
+def test_a_docstring_with_a_verb_at_its_start_is_accepted(text):
     assert not is_refused(text)

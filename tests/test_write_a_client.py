@@ -58,30 +58,30 @@ def header_of(frame):
 
 
 @pytest.mark.parametrize(("name", "block"), SHOWN, ids=[name for name, _ in SHOWN])
-def test_every_byte_that_is_shown_is_that_of_its_vector(name, block):
+def test_each_hex_block_of_the_page_equals_its_vector(name, block):
     shown = " ".join(LINES.fullmatch(line)[1] for line in block.splitlines())
     assert bytes.fromhex(shown) == bytes_of(name)
 
 
-def test_every_vector_and_every_line_of_code_that_is_shown_is_checked():
+def test_each_hex_block_is_checked_and_each_code_block_is_in_the_example():
     assert len(SHOWN) == PAGE.count("```hex") >= 5
     quoted = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(quoted) >= 8 and all(lines in CODE for lines in quoted)
 
 
-def test_the_page_goes_through_the_file_part_by_part():
+def test_the_page_has_the_parts_of_the_example_in_the_same_order():
     parts = re.findall(r"# -- (\d)\. ([A-Z][\w ]+)", CODE)
     assert re.findall(r"^## (\d)\. ([\w ]+)$", PAGE, re.MULTILINE) == [(n, words) for n, words in parts]
 
 
 @pytest.mark.parametrize("name", ["will of a device", "state of a device, its birth"])
-def test_it_says_an_open_envelope_in_the_bytes_of_the_vector(name):
+def test_the_example_writes_an_open_envelope_with_the_bytes_of_the_vector(name):
     frame = bytes_of(name)
     fields = device.msgpack.unpackb(frame[5 + int.from_bytes(frame[3:5], "little") : -64])
     assert device.envelope(header_of(frame), fields, BOARD) == frame
 
 
-def test_it_opens_what_is_sealed_to_it_and_nothing_of_another():
+def test_the_example_opens_only_intact_messages_that_are_sealed_to_it():
     name = "task, whose broadcast follows, sealed"
     header, fields = device.opened("protofleet/1/lab/down/board-7", bytes_of(name), BOARD)
     message = case_of(VECTORS[name]).message
@@ -95,7 +95,7 @@ def test_it_opens_what_is_sealed_to_it_and_nothing_of_another():
             device.opened(topic, frame, BOARD)
 
 
-def test_the_coordinator_opens_what_it_seals():
+def test_the_coordinator_opens_a_message_that_the_example_seals():
     fields = {"classes": 2, "examples": 7, "protocol": [1, 1]}
     header = header_of(bytes_of("hello, with what it can"))._replace(suite=1)
     frame = device.envelope(header, fields, BOARD)
@@ -117,7 +117,7 @@ class KnownSeal:
         return hpke.seal(payload, receive.public_bytes_raw(), info, ephemeral=self.ephemeral)
 
 
-def test_it_seals_in_the_bytes_of_the_vector_whose_ephemeral_key_is_known(monkeypatch):
+def test_the_example_seals_a_message_with_the_bytes_of_the_vector(monkeypatch):
     frame, seal = (
         bytes_of("hello, sealed with a known ephemeral key"),
         case_of(VECTORS["the seal of that hello"]),
@@ -129,7 +129,7 @@ def test_it_seals_in_the_bytes_of_the_vector_whose_ephemeral_key_is_known(monkey
 @pytest.mark.parametrize(
     "name", ["body of the broadcast", "body of the answer", "body of corners", "body of nothing"]
 )
-def test_it_reads_and_writes_bodies_in_the_bytes_of_the_vector(name):
+def test_the_example_reads_and_writes_bodies_with_the_bytes_of_the_vectors(name):
     case = case_of(VECTORS[name])
     found = device.decode(bytes_of(name))
     assert {n: (a.dtype, tuple(a.shape), tuple(a.numbers)) for n, a in found.items()} == {
@@ -141,14 +141,14 @@ def test_it_reads_and_writes_bodies_in_the_bytes_of_the_vector(name):
 
 
 @pytest.mark.parametrize("name", ["sealed block 0", "sealed block 1", "sealed block that follows"])
-def test_it_seals_blocks_in_the_bytes_of_the_vector(name):
+def test_the_example_seals_blocks_with_the_bytes_of_the_vectors(name):
     case = case_of(VECTORS[name])
     block = len(case.data)
     manifest = device.Manifest(case.object, 0, block, b"", [], case.key)
     assert device.block_frame(manifest, case.index, bytes(block * case.index) + case.data) == bytes_of(name)
 
 
-def test_it_reads_the_keys_that_enrolment_leaves(tmp_path):
+def test_the_example_reads_the_keys_that_enrolment_writes(tmp_path):
     fleet = enrol_federation(tmp_path, "lab", ["board-7"])
     keys = device.read_keys(fleet.folder_of("board-7") / CURRENT)
     assert (keys.federation, keys.name) == ("lab", "board-7")
@@ -179,7 +179,7 @@ def memory_at(tmp_path, monkeypatch):
     return start
 
 
-def test_what_it_remembers_is_there_after_a_restart(memory_at):
+def test_the_memory_has_its_values_after_a_restart(memory_at):
     answers = [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
     memory_at(boot=NOW, epoch=NOW - 5, sequence=3, run="spring", answers=answers)
     again = memory_at()
@@ -188,20 +188,20 @@ def test_what_it_remembers_is_there_after_a_restart(memory_at):
     )  # fmt: skip
 
 
-def test_a_new_record_of_the_same_keys_makes_nothing_news(memory_at):
+def test_a_new_record_of_the_same_keys_changes_no_number_in_the_memory(memory_at):
     memory_at(boot=NOW, epoch=NOW - 5, sequence=3)
     again = memory_at(holders=RENEWED)
     assert (again.boot, again.epoch, again.sequence) == (NOW, NOW - 5, 3)
 
 
 @pytest.mark.parametrize(("which", "kept"), [(1, (0, NOW - 5)), (2, (NOW, 0))])
-def test_with_another_key_of_a_party_its_numbers_are_counted_anew(memory_at, which, kept):
+def test_another_key_of_a_party_resets_its_number_in_the_memory(memory_at, which, kept):
     memory_at(boot=NOW, epoch=NOW - 5, sequence=3)
     again = memory_at(holders=[b"other" if i == which else key for i, key in enumerate(HOLDERS)])
     assert (again.boot, again.epoch) == kept
 
 
-def test_an_epoch_that_lies_far_ahead_of_its_clock_binds_nobody_and_a_boot_until_it_is_renewed(memory_at):
+def test_an_epoch_far_in_the_future_is_reset_at_once_and_a_boot_at_a_renewal(memory_at):
     memory_at(boot=NOW + 3 * DAY, epoch=NOW + 3 * DAY)
     again = memory_at()
     assert (again.boot, again.epoch) == (NOW + 3 * DAY, 0)
@@ -209,20 +209,20 @@ def test_an_epoch_that_lies_far_ahead_of_its_clock_binds_nobody_and_a_boot_until
 
 
 @pytest.mark.parametrize("slow", [NOW - 10 * DAY, 0])
-def test_a_clock_that_is_behind_itself_or_its_record_forgets_nothing_then_and_later(memory_at, slow):
+def test_a_clock_that_goes_back_resets_nothing(memory_at, slow):
     memory_at(boot=NOW, epoch=NOW - 5)
     for now in (slow, slow, NOW):
         found = memory_at(now)
         assert (found.boot, found.epoch) == (NOW, NOW - 5) and not found.ahead(NOW + DAY // 2)
 
 
-def test_who_has_set_a_clock_that_was_ahead_is_believed_after_a_renewal(memory_at):
+def test_a_renewal_resets_the_numbers_of_a_clock_that_was_ahead(memory_at):
     memory_at(NOW + 30 * DAY, boot=NOW + 30 * DAY, epoch=NOW + 30 * DAY)
     again = memory_at(NOW, RENEWED)
     assert (again.boot, again.epoch) == (0, 0)
 
 
-def test_it_takes_no_epoch_that_lies_far_ahead_of_its_clock(tmp_path, memory_at):
+def test_the_example_refuses_an_epoch_of_more_than_a_day_in_the_future(tmp_path, memory_at):
     memory_at(boot=NOW)
     keys = BOARD._replace(holders=HOLDERS, since=NOW - 100 * DAY)
     listener = device.Device(keys, tmp_path / "new", 2, 7)

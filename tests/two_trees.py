@@ -50,7 +50,7 @@ def main(before: str, after: str, *chosen: str) -> int:
 
 
 def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
-    """Run a federation and return a digest of its results, and complaints: bad ends and rejected messages."""
+    """Run a federation and return a digest of its results, and its problems: bad exit codes, rejected messages."""
     with tempfile.TemporaryDirectory() as folder, Federation(
         Path(folder), *DEVICES, policy=TOGETHER, rounds=2, network=Network("mlp", feature_size=256),
         method={"name": method, **SETTINGS.get(method, {})},

@@ -1,4 +1,4 @@
-"""`make chaos MINUTES=2 SEED=1`: real processes, harmed at random, then audited. See docs/chaos.md.
+"""`make chaos MINUTES=2 SEED=1`: real processes with random faults, and an audit at the end. See docs/chaos.md.
 
 With --queue, the coordinator conducts a queue of runs. See docs/run-queue.md.
 """
@@ -19,7 +19,9 @@ from tests.chaos.seclusion import seclude, secluded
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     if not options.no_namespaces:
-        seclude("tests.chaos", arguments)  # It returns only if it is done or not allowed.
+        seclude(
+            "tests.chaos", arguments
+        )  # It returns only if the program runs in its namespaces already, or if namespaces are not allowed.
     seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     folder = options.folder or Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
     print(f"seed {seed}, {options.minutes:g} minutes; {ways()}; in {folder}", flush=True)

@@ -1,8 +1,8 @@
 """An audit that compares the files of a run: each accepted answer was made by its device and counted once.
 
-The coordinator's spool names the answers that made up each phase. Its events name what the server half was
-given, in all its lives. The log of each device names the answers of that device. The audit also computes the
-whole run once more, without a network, from the plan, the data and the participants.
+The coordinator's spool names the answers of each phase. Its events name the answers that the server half got,
+in all processes of the coordinator. The log of each device names the answers of that device. The audit also computes
+the whole run once more, without a network, from the plan, the data and the participants.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Evidence:
 
     @property
     def final(self) -> list[ClosedPhase]:
-        """Return what each phase has counted in the end.
+        """Return the answers that each phase has counted at last.
 
-        A round that began again has counted only what came last.
+        A repeated round has counted only the answers of its last attempt.
         """
         last = {(c.round, c.phase): c for c in self.closed}
         return [c for c in last.values() if not c.reopened]
@@ -74,7 +74,7 @@ def rounds_in_order(e: Evidence) -> Iterable[str]:
 
 
 def counted_once(e: Evidence) -> Iterable[str]:
-    """Find a closed phase that changed, and a line of rounds.jsonl with other devices than were counted."""
+    """Find a closed phase that changed, and a line of rounds.jsonl whose devices are not the counted devices."""
     latest: dict[tuple[int, str], ClosedPhase] = {}
     for c in e.closed:
         if c.reopened:
@@ -111,7 +111,7 @@ def made_by_its_device(e: Evidence) -> Iterable[str]:
 
 
 def bytes_add_up(e: Evidence) -> Iterable[str]:
-    """Find rounds whose payload exceeds the wire, or in which an answer's weights did not cross once."""
+    """Find rounds whose payload exceeds the wire, or in which the weights of an answer were not sent once."""
     for line in e.lines:
         for way, kinds in line["payload"].items():
             for kind, n in kinds.items():
@@ -124,10 +124,10 @@ def bytes_add_up(e: Evidence) -> Iterable[str]:
 
 
 def bounds(e: Evidence, line: Mapping[str, Any]) -> tuple[int, float]:
-    """Return the least and the most bytes of weights that may have come in a round.
+    """Return the smallest and the largest number of bytes of weights that a round may have received.
 
     Each asked device sends its answer once. If a round begins again, the coordinator deletes unfinished answers,
-    so an answer may cross once in each attempt. The line has the bytes of all attempts, but the devices of the
+    so an answer may be sent once in each attempt. The line has the bytes of all attempts, but the devices of the
     last. A full disk has no upper bound, because the coordinator deletes unfinished answers each time it needs
     the space.
     """

@@ -24,10 +24,12 @@ from tests.chaos.seclusion import HUB, Network
 from tests.chaos.world import World
 
 CALM_SECONDS = 180.0  # Seconds that a run may take to its end after the last fault.
-GO_SECONDS = 60.0  # Seconds for devices to hear of the end; the longest pause between two tries is 30.
+GO_SECONDS = (
+    60.0  # Seconds for devices to receive the end of the run; the longest pause between two tries is 30.
+)
 TICK = 0.02
-# With PATIENT a round waits for all four devices. With HASTY three of four make a round, which does not wait long for
-# the last one.
+# With PATIENT a round waits for all four devices. With HASTY a round needs three of four devices, and waits only a
+# short time for the last one.
 PATIENT = {"quorum": 4, "patience_seconds": 60.0, "grace_seconds": 20.0, "settle_seconds": 0.0}
 HASTY = {"quorum": 3, "patience_seconds": 6.0, "grace_seconds": 1.0, "settle_seconds": 0.2}
 # The run is computed again, so a device whose answer was not counted must have learned nothing from it. That is why
@@ -62,7 +64,7 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
     starts: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
-    unheard: int = 0  # The number of devices that did not hear of the end of a run.
+    unheard: int = 0  # The number of devices that did not receive the end of a run.
     refused: int = 0  # The number of second coordinators that were refused.
     violations: list[str] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Campaign:
             shutil.rmtree(folder)
 
     def weather(self, world: World, dice: Dice, until: float) -> str:
-        """Harm the run until it is over; return why it does not come to its end, or an empty text."""
+        """Apply faults to the run until it is over; return the reason why it does not end, or an empty text."""
         storm, (pause, fault) = Storm(world), dice.draw()
         next_at, calm_at, calm_rounds = time.monotonic() + pause, 0.0, 0
         while not world.finished:
@@ -188,8 +190,8 @@ class Campaign:
 def samples_of(seed: int, number: int) -> dict[str, Any]:
     """Return the samples of a run.
 
-    The seed decides which samples the first run has. In nine runs each of the three methods meets each kind
-    of samples.
+    The seed decides which samples the first run has. In nine runs each of the three methods is run
+    with each kind of samples.
     """
     return SAMPLES[(seed + number + (number - 1) // len(SAMPLES)) % len(SAMPLES)]
 

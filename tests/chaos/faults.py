@@ -1,6 +1,6 @@
-"""The faults that can harm a run, and how hard: each begins, lasts for a while and ends.
+"""The faults of a run, with their weights: each begins, lasts for some time and ends.
 
-Dice choose them.
+A random generator chooses them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ KINDS: Mapping[str, Kind] = {
         needs_queue=True,
     ),
 }  # fmt: skip
-BUSY = {  # Faults of one sort would undo each other.
+BUSY = {  # Two faults of one sort would cancel each other.
     "kill -9 a device": "process", "freeze a device": "process", "kill -9 the coordinator": "process",
     "freeze the coordinator": "process", "cut a line, in silence": "line", "break a line": "line",
     "cut a line for a minute": "line",
@@ -138,7 +138,7 @@ BUSY = {  # Faults of one sort would undo each other.
 class Dice:
     """A generator of faults: the same seed draws the same faults with the same pauses.
 
-    The clock decides when they strike.
+    The clock decides when they begin.
     """
 
     def __init__(
@@ -167,14 +167,14 @@ class Dice:
 
 
 class Storm:
-    """The active faults of a run; a victim suffers one fault of each sort at a time."""
+    """The active faults of a run; a victim has at most one fault of each sort at a time."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._active: dict[tuple[str, str], tuple[float, Fault]] = {}
 
     def strike(self, fault: Fault, now: float) -> bool:
-        """Begin a fault; return False if the victim already suffers one of this sort."""
+        """Begin a fault; return False if the victim already has a fault of this sort."""
         sort = "broker" if fault.victim == "broker" else BUSY.get(fault.kind, fault.kind)
         if (sort, fault.victim) in self._active:
             return False

@@ -1,4 +1,4 @@
-"""The program `protofleet`, which logs its state on SIGUSR2: for runs that do not come to their end."""
+"""The program `protofleet`, which logs its state on SIGUSR2: for runs that do not end."""
 
 from __future__ import annotations
 

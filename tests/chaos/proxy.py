@@ -26,7 +26,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hush(self) -> None:
-        """Stop all bytes without a sign to either end."""
+        """Hold all bytes; neither end gets an error."""
         self._open.clear()
 
     def resume(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from protofleet.coordinator.queue.states import FINAL, FINISHED, PAUSED, PAUSING, QueuedRun
 
-# Errors of a coordinator that another one has displaced, in the folder or at the broker.
+# Errors of a coordinator that another one has replaced, in the folder or at the broker.
 TAKEN_OVER = (
     "another coordinator, of epoch",
     "another coordinator of this federation was started",
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Told:
-    """A command of the operator, and the result that the coordinator has told."""
+    """A command of the operator, and the result that the coordinator has sent."""
 
     verb: str
     run: str
@@ -32,12 +32,12 @@ class RowsCheck:
 
     problems: list[str] = field(default_factory=list)
     _submitted: set[str] = field(default_factory=set)
-    # Run with a pause that holds -> the rounds that it had when it was seen paused first; None until then.
+    # Paused run -> the number of its rounds when it was first seen paused; None until then.
     _held: dict[str, int | None] = field(default_factory=dict)
     _last: Mapping[str, Row] = field(default_factory=dict)
 
     def giving(self, verb: str, run: str) -> None:
-        """Note that a command is given from now on, so it may have an effect before its result is told."""
+        """Note that a command is given from now on, so it may have an effect before its result is sent."""
         if verb == "resume":
             self._held.pop(run, None)
 
@@ -78,7 +78,7 @@ class RowsCheck:
 
 
 def queue_violations(rows: Mapping[str, QueuedRun], kept: Sequence[Told], told: Sequence[Told]) -> list[str]:
-    """Compare the file of the queue with what the operator was told; `kept` are the commands in the file."""
+    """Compare the file of the queue with the results that the operator got; `kept` are the commands in the file."""
     return [*runs_are_over(rows, told), *commands_kept_once(kept, told)]
 
 

@@ -1,4 +1,4 @@
-"""One queue after another under faults: each has runs of different methods that go on side by side."""
+"""One queue after another under faults: each has runs of different methods that are conducted at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.chaos.campaign import HASTY, PATIENT, Campaign, RunKind
 from tests.chaos.queue_world import QueueWorld
 from tests.chaos.world import World
 
-# Two runs go on at a time. The third one begins when the first of them is over.
+# Two runs are conducted at a time. The third run begins when one of them is over.
 NAMES = ("red", "blue", "late")
 LATE_PART = 4  # The third run has this part of the rounds.
 FEDAVG: RunKind = ("fedavg", HASTY, {"epochs": 2, "batch": 8}, "small")

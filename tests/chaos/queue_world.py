@@ -115,7 +115,7 @@ class QueueWorld(World):
         self.operator.give(verb, run)
 
     def violations(self) -> list[str]:
-        """Compare the file of the queue with what the operator was told, and find a second coordinator."""
+        """Compare the file of the queue with the results that the operator got, and find a second coordinator."""
         folder = queue_folder(self.runs)
         queue = QueueFile(folder, self.experiment.name, time.time, Disk(durable=False))
         try:
@@ -136,7 +136,7 @@ class QueueWorld(World):
         second.start()
 
     def end_second(self) -> None:
-        """End a second coordinator; it is a problem if it goes on beside the first one."""
+        """End a second coordinator; it is a problem if it runs at the same time as the first one."""
         assert self._second is not None
         second, first = self._second, self.processes[COORDINATOR]
         self._second = None

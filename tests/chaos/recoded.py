@@ -24,7 +24,7 @@ class Recoded:
     plan: Plan
     exact: Arrays = field(default_factory=dict)  # The arrays of the newest broadcast, before rounding.
     shown: bytes = b""  # The newest broadcast, as a device decodes it.
-    # Device -> what rounding has lost of its updates that were used.
+    # Device -> the rounding losses of its updates that were used.
     lost: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
     def broadcast(self, arrays: Arrays, number: int, phase: str) -> Arrays:

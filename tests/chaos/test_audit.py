@@ -29,7 +29,7 @@ def line(number, *devices, up=None, kind="training"):
 def sound():
     """Return evidence of two rounds of two devices.
 
-    The first round began again, and the second was replayed after a kill.
+    The first round was repeated, and the second was replayed after a kill.
     """
     closed = [
         ClosedPhase(1, "train", {"x": C, "y": C}),
@@ -47,7 +47,7 @@ def sound():
     return Evidence(2, closed, given, said, lines, copy.deepcopy(lines), weights=WEIGHTS)
 
 
-def test_a_sound_run_has_no_violation(sound):
+def test_a_correct_run_has_no_violations(sound):
     assert violations(sound) == []
 
 
@@ -57,8 +57,8 @@ def changed(phases, at, **more):
 
 PLANTED = {
     "a round is missing": (lambda e: (e.lines.pop(1), e.copies.pop(1)), "rounds.jsonl has rounds [1, 3]"),
-    "a round stands there twice": (lambda e: e.lines.insert(1, e.lines[0]), "rounds.jsonl has rounds [1, 1, 2, 3]"),
-    "an older round is counted later": (lambda e: e.closed.append(e.closed[2]), "counted after a later one"),
+    "a round is written twice": (lambda e: e.lines.insert(1, e.lines[0]), "rounds.jsonl has rounds [1, 1, 2, 3]"),
+    "a round is counted too late": (lambda e: e.closed.append(e.closed[2]), "counted after a later one"),
     "a phase is closed again with another device": (
         lambda e: e.closed.insert(4, replace(e.closed[3], answers={"x": B, "y": B})),
         "round 2 train counted ['x'], then ['x', 'y']",
@@ -75,12 +75,12 @@ PLANTED = {
     "an answer is never counted": (
         lambda e: e.given.pop(1), "round 1 train never gave ['x', 'y'] to the server half",
     ),
-    "an answer that nobody made": (lambda e: e.said["x"].discard((2, "train", B)), "which never said it"),
-    "a line names somebody who was not counted": (
+    "no device sent the answer": (lambda e: e.said["x"].discard((2, "train", B)), "which never said it"),
+    "a line names a device that was not counted": (
         lambda e: e.lines[1]["participants"].append("y"), "its line says ['x', 'y']",
     ),
-    "an answer crossed twice": (lambda e: e.lines.__setitem__(1, line(2, "x", up=300)), "not 100 to 200"),
-    "an answer never crossed": (lambda e: e.lines.__setitem__(0, line(1, "x", "y", up=100)), "not 200 to 200"),
+    "an answer was sent twice": (lambda e: e.lines.__setitem__(1, line(2, "x", up=300)), "not 100 to 200"),
+    "an answer was never sent": (lambda e: e.lines.__setitem__(0, line(1, "x", "y", up=100)), "not 200 to 200"),
     "a round that began again was never closed": (lambda e: e.closed.pop(2), "round 1 counted [], its line says"),
     "the copy has other bytes": (
         lambda e: e.copies[1]["wire"]["up"].__setitem__("weights", 109), "the copy of rounds.jsonl has other lines",
@@ -97,20 +97,20 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_what_is_planted_is_found(sound, planted):
+def test_the_audit_reports_each_planted_error(sound, planted):
     plant, words = PLANTED[planted]
     plant(sound)
     found = violations(sound)
     assert any(words in violation for violation in found), found
 
 
-def test_a_round_that_began_again_may_have_answers_of_those_it_asked_before(sound):
+def test_a_repeated_round_may_use_answers_to_its_earlier_attempts(sound):
     sound.lines[1] = {**line(2, "x", up=200), "attempt": 1, "phases": [{"asked": ["x"]}]}
     sound.copies[1] = sound.lines[1]
     assert violations(sound) == []
 
 
-def test_an_unfinished_answer_may_cross_again_in_each_attempt(sound):
+def test_an_incomplete_answer_may_be_sent_again_in_each_attempt(sound):
     for most, is_sound in ((400, True), (401, False)):
         sound.lines[1] = {**line(2, "x", up=most), "attempt": 1, "phases": [{"asked": ["x"]}]}
         sound.copies[1] = sound.lines[1]
@@ -118,13 +118,13 @@ def test_an_unfinished_answer_may_cross_again_in_each_attempt(sound):
     assert "not 100 to 400" in violations(sound)[-1]
 
 
-def test_an_unfinished_answer_may_cross_again_after_a_full_disk(sound):
+def test_an_incomplete_answer_may_be_sent_again_after_a_full_disk(sound):
     sound.lines[1] = sound.copies[1] = line(2, "x", up=250)
     assert "not 100 to 200" in violations(sound)[-1]
     assert violations(replace(sound, full_disk=frozenset({2}))) == []
 
 
-def test_the_rounds_with_a_full_disk_are_in_the_log():
+def test_full_disk_in_reads_the_rounds_with_a_full_disk_from_the_log():
     finished = [f'{{"event": "round", "round": {number}, "attempt": 0}}' for number in range(1, 6)]
     full, room = (
         "ERROR the disk that holds /a is full (why)",
@@ -134,13 +134,13 @@ def test_the_rounds_with_a_full_disk_are_in_the_log():
     assert full_disk_in("\n".join(log)) == {2, 3, 5}
 
 
-def test_the_rounds_with_a_full_disk_are_those_of_the_named_run():
+def test_full_disk_in_reads_only_the_rounds_of_the_named_run():
     finished = [f'{{"event": "round", "round": 1, "run": "{run}"}}' for run in ("red", "blue")]
     log = [finished[0], "ERROR red: the disk that holds /a is full (why)", finished[1]]
     assert full_disk_in("\n".join(log), "blue") == {1} and full_disk_in("\n".join(log), "red") == set()
 
 
-def test_the_given_answers_are_those_of_the_named_run(tmp_path):
+def test_given_in_reads_only_the_answers_of_the_named_run(tmp_path):
     (log := tmp_path / "coordinator.log").write_text(
         "\n".join(
             json.dumps({"event": "counted", "round": 2, "phase": "train", "answers": {"x": name}, **run})
@@ -151,7 +151,7 @@ def test_the_given_answers_are_those_of_the_named_run(tmp_path):
     assert found == {"red": [A], "blue": [B], "": [C]}
 
 
-def test_a_devices_log_says_what_it_said():
+def test_said_in_reads_each_sent_update_from_the_log_of_a_device():
     lines = (
         f"INFO round 2 train: sending the update {A}",
         "WARNING round 3 train: the update is refused: no",
@@ -160,7 +160,7 @@ def test_a_devices_log_says_what_it_said():
     assert said_in("\n".join(lines)) == {(2, "train", A), (3, "mix", B)}
 
 
-def test_a_log_of_several_runs_says_what_a_device_said_in_each():
+def test_said_in_reads_the_sent_updates_of_one_run_from_the_log_of_several():
     lines = [
         f"INFO {run}: round 2 train: sending the update {name}" for run, name in (("red", A), ("blue", B))
     ]

@@ -22,12 +22,12 @@ def made_campaign(kind, folder):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
-def test_in_nine_runs_each_method_meets_each_kind_of_sample(seed):
+def test_nine_runs_combine_each_method_with_each_kind_of_sample(seed):
     met = {(number % len(Campaign.runs), str(samples_of(seed, number))) for number in range(1, 10)}
     assert len(met) == len(Campaign.runs) * len(SAMPLES) == 9
 
 
-def test_devices_have_the_samples_of_their_runs_plan_and_answers_are_four_blocks(tmp_path):
+def test_the_samples_fit_the_plan_and_the_weights_take_four_blocks(tmp_path):
     with made_campaign(Campaign, tmp_path) as campaign:
         made = [campaign.experiment(number) for number in (1, 2, 3)]
     ranks = set()
@@ -42,7 +42,7 @@ def test_devices_have_the_samples_of_their_runs_plan_and_answers_are_four_blocks
     assert ranks == {1, 2, 3}
 
 
-def test_the_runs_of_a_queue_have_different_methods_or_settings_and_the_same_samples(tmp_path):
+def test_the_runs_of_a_queue_have_different_plans_and_the_same_samples(tmp_path):
     with made_campaign(QueueCampaign, tmp_path) as campaign:
         for number in range(1, len(QUEUES) + 1):
             made = campaign.experiments(number)

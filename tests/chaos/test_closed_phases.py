@@ -1,6 +1,6 @@
-"""The answers that the audit reads from the spool are those that the server half got.
+"""The answers that the audit reads from the spool are the answers that the server half got.
 
-This holds whichever process died in between.
+This is true also if any process was killed in between.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def collects(run, number, phase):
     return (machine.round, machine.asked, machine.stage) == (number, phase, Stage.COLLECTING)
 
 
-def test_each_phase_is_noted_once_with_the_answers_that_the_server_half_was_given(tmp_path, capsys):
+def test_each_phase_is_noted_once_with_the_answers_that_the_server_half_got(tmp_path, capsys):
     run = watched(tmp_path)
     for number in (1, 2, 3):
         run.run(until=partial(collects, run, number, "mix"))
@@ -50,7 +50,7 @@ def test_each_phase_is_noted_once_with_the_answers_that_the_server_half_was_give
     assert len(given) == len(closed) + 3, "each replay was given its train once more"
 
 
-def test_a_round_that_begins_again_opens_its_phases_and_is_noted_again(tmp_path):
+def test_the_phases_of_a_repeated_round_are_noted_as_reopened_and_closed_again(tmp_path):
     run = watched(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
     run.run(until=partial(collects, run, 2, "mix"))
     run.kill("device-1")

@@ -1,4 +1,4 @@
-"""Harm is drawn from a seed, strikes one place at a time, and ends."""
+"""Faults are drawn from a seed, affect one victim at a time, and end."""
 
 import contextlib
 import socket
@@ -22,11 +22,11 @@ def drawn(seed, root=True, only="", runs=RUNS):
     return [dice.draw() for _ in range(300)]
 
 
-def test_a_seed_draws_the_same_faults_and_another_seed_others():
+def test_equal_seeds_draw_equal_faults_and_other_seeds_draw_other_faults():
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_every_kind_is_drawn_with_a_victim_and_a_time_that_fit():
+def test_each_kind_of_fault_is_drawn_with_a_valid_victim_and_duration():
     found = [fault for _, fault in drawn(1)]
     rare = {"cut a line for a minute"} | {name for name, kind in KINDS.items() if not kind.weight}
     assert {fault.kind for fault in found} >= KINDS.keys() - rare
@@ -42,14 +42,14 @@ def test_every_kind_is_drawn_with_a_victim_and_a_time_that_fit():
 
 
 class Place:
-    """A world that only keeps notes."""
+    """A world that only records its notes."""
 
     def __init__(self):
         self.notes = []
         self.note = self.notes.append
 
 
-def test_a_victim_suffers_one_fault_of_a_sort_at_a_time_and_calm_ends_all(monkeypatch):
+def test_a_victim_has_one_fault_of_a_sort_at_a_time_and_calm_ends_all_faults(monkeypatch):
     deeds = []
     kinds = {
         name: Kind(1, "device", (0, 9), lambda w, who, n=name: deeds.append(("begin", n, who)),
@@ -82,7 +82,7 @@ def line():
         end.close()
 
 
-def test_bytes_pass_a_proxy_in_both_directions(line):
+def test_a_proxy_forwards_bytes_in_both_directions(line):
     near, proxy, far = line
     near.sendall(b"up")
     assert far.recv(10) == b"up"
@@ -90,7 +90,7 @@ def test_bytes_pass_a_proxy_in_both_directions(line):
     assert near.recv(10) == b"down"
 
 
-def test_a_hushed_line_holds_its_bytes_until_it_goes_on(line):
+def test_a_paused_proxy_holds_bytes_until_it_resumes(line):
     near, proxy, far = line
     proxy.hush()
     near.sendall(b"later")
@@ -102,7 +102,7 @@ def test_a_hushed_line_holds_its_bytes_until_it_goes_on(line):
     assert far.recv(10) == b"later"
 
 
-def test_a_broken_line_is_noticed_at_both_ends_and_mended_takes_new_connections(line):
+def test_a_proxy_closes_both_ends_on_reset_and_accepts_connections_after_resume(line):
     near, proxy, far = line
     near.sendall(b"x")
     assert far.recv(10) == b"x"  # The connection is open.
@@ -114,13 +114,13 @@ def test_a_broken_line_is_noticed_at_both_ends_and_mended_takes_new_connections(
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again,
     ):
-        assert again.recv(10) == b"", "it takes nobody while it is broken"
+        assert again.recv(10) == b"", "the proxy accepts no connection until it resumes"
     proxy.resume()
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as fresh:
         fresh.sendall(b"y")
 
 
-def test_a_filled_disk_takes_nothing_and_every_second_time_a_part_of_a_block(tmp_path):
+def test_a_full_disk_accepts_no_bytes_or_alternately_a_part_of_a_block(tmp_path):
     try:
         disk = SmallDisk(tmp_path / "disk", 1 << 20)
     except subprocess.CalledProcessError:

@@ -1,4 +1,4 @@
-"""The checks of a queue find each kind of loss, and nothing in a sound history."""
+"""The checks of a queue find each kind of fault, and report nothing in a correct history."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ SUBMIT, PAUSE, RESUME = (Told(verb, "red", "done") for verb in ("submit", "pause
 PAUSED = [SUBMIT, (row(), 3), PAUSE, (row("pausing", 2), 3), (row("paused", 3), 4)]
 
 
-def test_a_history_with_a_pause_and_an_end_has_no_problem():
+def test_a_history_with_a_pause_and_an_end_has_no_problems():
     assert check_of(
         *PAUSED, (row("paused", 3), 4), RESUME, (row("submitted", 4), 4), (row("running", 5), 5),
         PAUSE, (row("finished", 6, over=True), 9),
@@ -44,14 +44,14 @@ HISTORIES = {
     ),
     "a run fails": ([(row("failed", reason="no room"), 1)], "red is failed: no room"),
     "a pause is lost": ([*PAUSED, (row("running", 4), 4)], "red is running, although it was paused"),
-    "a round is done in a pause": ([*PAUSED, (row("paused", 3), 5)], "round 5 while it was paused after round 4"),
-    "a run is paused by nobody": ([(row("paused", reason="a file"), 1)], "nobody has paused it: a file"),
+    "a round ends during a pause": ([*PAUSED, (row("paused", 3), 5)], "round 5 while it was paused after round 4"),
+    "a run is paused without a command": ([(row("paused", reason="a file"), 1)], "nobody has paused it: a file"),
     "a run stays paused": ([*PAUSED, RESUME, (row("paused", 4), 4)], "nobody has paused it"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("planted", HISTORIES)
-def test_each_loss_in_the_rows_is_found(planted):
+def test_the_check_reports_each_fault_in_the_rows(planted):
     steps, words = HISTORIES[planted]
     found = check_of(*steps)
     assert len(found) == 1 and words in found[0], found
@@ -61,7 +61,7 @@ FINISHED = QueuedRun("red", 1, "finished", "why", 5, 9, 0, "", "", "ann", 1, sta
 TOLD = [SUBMIT, PAUSE, RESUME]
 
 
-def test_the_file_of_a_sound_queue_has_no_violation():
+def test_the_file_of_a_correct_queue_has_no_violations():
     again = replace(SUBMIT, verdict="refused")
     assert queue_violations({"red": FINISHED}, [SUBMIT, again, PAUSE, RESUME], TOLD) == []
 
@@ -71,8 +71,8 @@ FILES = {
     "a run is not closed": ({"red": replace(FINISHED, closed=0)}, TOLD, "red is finished in the file"),
     "a run is stopped": ({"red": replace(FINISHED, state="stopped")}, TOLD, "red is stopped in the file"),
     "a command is missing": ({"red": FINISHED}, [SUBMIT, PAUSE], "has the commands ['pause red: done'], the"),
-    "a command is there twice": ({"red": FINISHED}, [*TOLD, RESUME], "'resume red: done', 'resume red: done'"),
-    "a submission is there twice": ({"red": FINISHED}, [SUBMIT, *TOLD], "the submissions ['red', 'red']"),
+    "a command is stored twice": ({"red": FINISHED}, [*TOLD, RESUME], "'resume red: done', 'resume red: done'"),
+    "a submission is stored twice": ({"red": FINISHED}, [SUBMIT, *TOLD], "the submissions ['red', 'red']"),
     "a result has changed": (
         {"red": FINISHED}, [SUBMIT, replace(PAUSE, verdict="refused"), RESUME], "'pause red: refused'",
     ),
@@ -80,7 +80,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("planted", FILES)
-def test_each_loss_in_the_file_of_the_queue_is_found(planted):
+def test_the_audit_reports_each_fault_in_the_queue_file(planted):
     rows, kept, words = FILES[planted]
     found = queue_violations(rows, kept, TOLD)
     assert any(words in violation for violation in found), found
@@ -93,7 +93,7 @@ def test_each_loss_in_the_file_of_the_queue_is_found(planted):
         "ERROR a later coordinator conducts this federation: it has epoch 7 and run red, this one has epoch 6",
     ],
 )
-def test_a_takeover_by_another_coordinator_is_found_in_the_log(taken):
+def test_the_audit_finds_a_takeover_by_another_coordinator_in_the_log(taken):
     refused = "protofleet: another coordinator (pid 7) uses /a; end it"
     assert list(one_coordinator(refused)) == []
     assert list(one_coordinator(f"{refused}\n{taken}\n{taken}")) == [

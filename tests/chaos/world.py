@@ -1,4 +1,4 @@
-"""One run in real processes, started as `protofleet run` would start them; each of them can be harmed."""
+"""One run in real processes, started as `protofleet run` would start them; each of them can get a fault."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Process:
     log: Path
     out: int | None = None  # The file descriptor for its standard output; without it the log has it.
     child: Child | None = None
-    held: bool = False  # The test killed it, and does not start it yet.
+    held: bool = False  # The test has killed it, and will start it later.
     starts: int = 0
     started_at: float = 0.0
     deaths: list[str] = field(default_factory=list)  # The last words of deaths that the test did not cause.
@@ -184,9 +184,9 @@ class World:
             process.watch(now)
 
     def let_everybody_go(self, seconds: float) -> list[str]:
-        """Wait until devices end because they hear that the run is over; return those that did not.
+        """Wait until devices end because the run is over; return the devices that did not end.
 
-        A device that ends without having heard it is started again.
+        A device that ends without this message is started again.
         """
         deadline = time.monotonic() + seconds
         while (

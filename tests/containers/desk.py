@@ -1,4 +1,4 @@
-"""An operator's machine: it runs the commands of the pages with the addresses of real hosts, and confirms."""
+"""An operator's machine: it runs the commands of the pages with the addresses of real hosts, and confirms them."""
 
 from __future__ import annotations
 

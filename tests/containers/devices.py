@@ -141,7 +141,7 @@ class FakeDevice:
 
 
 def vendored() -> str:
-    """Return the folder of this interpreter's packages, which play the packages of the vendor.
+    """Return the folder of this interpreter's packages, which represent the packages of the vendor.
 
     They must fit the Python of the device.
     """

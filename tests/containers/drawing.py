@@ -1,6 +1,6 @@
 """The panels of a dashboard, drawn from Prometheus's answers, for people without a Grafana.
 
-It is not Grafana's picture, but it has the same queries, legends, units and places on the grid, as one page
+The picture differs from Grafana's, but it has the same queries, legends, units and places on the grid, as one page
 of SVG and text.
 """
 

@@ -13,7 +13,7 @@ FILE: Final = "file://"
 
 
 def mounted_pip_settings(folder: Path) -> list[str]:
-    """Return words for `docker run` that mount the pip settings."""
+    """Return arguments of `docker run` that mount the pip settings."""
     settings = _told()
     path = folder / "pip.conf"
     path.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))

@@ -87,7 +87,7 @@ class Pods:
         return (one for one in self.objects if (one["kind"], one["metadata"]["name"]) == ("Service", name))
 
     def _words(self, container: Object, pod: Object, volumes: Mapping[str, Path], index: int) -> list[str]:
-        """Return the words after `docker run` for a container."""
+        """Return the arguments of `docker run` for a container."""
         own, whole = container["securityContext"], pod["securityContext"]
         assert own["readOnlyRootFilesystem"] and not own["allowPrivilegeEscalation"]
         words = ["--network", self.network, "--read-only", "--security-opt", "no-new-privileges"]

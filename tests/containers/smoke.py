@@ -1,4 +1,4 @@
-"""A smoke test inside an image, on any processor: all modules import, hellos get answers, a model learns.
+"""A smoke test inside an image, on any processor: it imports all modules, sends hellos, and trains a model.
 
 It imports no tests, because an image has none. The federation is the real one; its network is simulated, and
 its data are made-up patterns.

@@ -1,4 +1,4 @@
-"""A running stack: started as `make up` does, queried through Prometheus, and harmed from outside."""
+"""A running stack: started as `make up` does, queried through Prometheus, with processes that the test kills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunningStack:
     def kill(self, container: str) -> None:
         """Kill the process in a container with SIGKILL.
 
-        `docker kill` would not do, because no restart policy holds after it.
+        `docker kill` cannot be used, because Docker restarts no container after it.
         """
         self.kill_process(self.state(container)["State"]["Pid"])
 
@@ -91,7 +91,7 @@ class RunningStack:
     def signal(self, name: str, *numbers: int) -> None:
         """Send a signal to processes by the engine's ids.
 
-        A process that has ended meanwhile, as a health check does, needs none.
+        A process that has ended meanwhile, such as a health check, gets no signal.
         """
         command = 'for id; do kill -s "$0" "$id" || [ ! -e "/proc/$id" ] || exit 1; done'
         words = ("sh", "-c", command, name, *map(str, numbers))

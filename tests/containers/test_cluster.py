@@ -1,4 +1,4 @@
-"""Three nodes of RabbitMQ as the broker: the same federation and certificates, and a node may die."""
+"""Three nodes of RabbitMQ as the broker: the federation and the certificates stay the same, and nodes are killed."""
 
 import uuid
 
@@ -27,7 +27,7 @@ def cluster(engine: Engine, tmp_path_factory):
         stack.make("down", "--forget")
 
 
-def test_a_run_over_a_cluster_ends_whole_though_each_node_is_killed(cluster):
+def test_a_run_over_a_cluster_ends_although_each_node_is_killed_once(cluster):
     cluster.wait("first round", lambda: len(cluster.rounds()) > 0)
     for node in (1, 2, 3):
         name = f"{cluster.name}-rabbit-{node}-1"
@@ -44,7 +44,7 @@ def test_a_run_over_a_cluster_ends_whole_though_each_node_is_killed(cluster):
     assert all(len(record["participants"]) >= 2 for record in cluster.rounds()[:-1])
 
 
-def test_the_cluster_takes_three_nodes_and_nobody_without_a_certificate(cluster, engine):
+def test_the_cluster_has_three_nodes_and_accepts_only_tls_with_certificates(cluster, engine):
     node = f"{cluster.name}-rabbit-1-1"
     told = engine.docker("exec", node, "rabbitmqctl", "-q", "cluster_status")
     assert all(f"rabbit@rabbit-{i}" in told for i in (1, 2, 3))

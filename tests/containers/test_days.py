@@ -1,6 +1,6 @@
 """The pages of the first and the second day, executed: real SSH, real systemd, the host's own Mosquitto.
 
-Each test goes on with the state that the test before it has left, as an operator does.
+Each test continues with the state that the previous test has left, as an operator does.
 """
 
 import os
@@ -43,7 +43,7 @@ def hurry(fleet):
 
 
 def lose(host, role, label=""):
-    """Delete all that this role has on the host, as on a new disk."""
+    """Delete all files of this role on the host, so that the host is like one with a new disk."""
     label = label or f"protofleet-{role}"
     host.sh(
         f"systemctl stop protofleet-{role}; rm -rf /opt/{label} /var/lib/{label} /etc/{label}"
@@ -51,7 +51,7 @@ def lose(host, role, label=""):
     )
 
 
-def test_five_commands_lead_from_bare_hosts_to_the_first_round(desk):
+def test_the_five_commands_of_day_0_lead_to_the_first_round(desk):
     lines = [line for section in commands_of("day-0.md").values() for line in section]
     assert len(lines) <= 5, lines
     init, *others = lines
@@ -67,7 +67,7 @@ def test_five_commands_lead_from_bare_hosts_to_the_first_round(desk):
     assert "which belongs to other devices" not in log, log
 
 
-def test_a_second_deployment_changes_nothing_and_nothing_private_is_open(desk):
+def test_a_second_deployment_changes_nothing_and_private_files_are_protected(desk):
     before = {role: pid_of(desk.hub, role) for role in ("broker", "coordinator")}
     said = desk.say("make deploy HOSTS=fleet/fleet.toml")
     assert "4 hosts: 0 changed, 0 failed" in said and said.count("nothing to do") == 4
@@ -84,7 +84,7 @@ def test_a_second_deployment_changes_nothing_and_nothing_private_is_open(desk):
     assert desk.hub.do("cat", "/etc/prometheus/protofleet/targets.json") == targets
 
 
-def test_the_broker_and_the_coordinator_go_back_to_what_was_good(desk):
+def test_broker_and_coordinator_are_rolled_back_to_the_good_release(desk):
     path = desk.folder / "fleet/fleet.toml"
     before = path.read_text()
     path.write_text(before + "\n[mosquitto]\nconnections = 500\n")
@@ -120,7 +120,7 @@ def test_an_installed_protofleet_deploys_without_a_checkout(desk, tmp_path, monk
 DAY_2 = commands_of("day-2.md")
 
 
-def test_a_board_is_added(desk):
+def test_a_board_is_added_without_a_restart_of_other_hosts(desk):
     desk.hosts["10.0.0.13"] = desk.bench.start(known=False).booted()
     others = [(desk.hub, "broker"), (desk.hub, "coordinator"), (desk.hosts["10.0.0.11"], "device")]
     before = [pid_of(*other) for other in others]
@@ -128,10 +128,10 @@ def test_a_board_is_added(desk):
         said = desk.say(line)
     assert "5 hosts: 2 changed, 0 failed" in said and "coordinator      targets: " in said
     desk.wait(lambda: "board-3" in desk.rounds()[-1]["participants"])
-    assert [pid_of(*other) for other in others] == before, "nobody else is started again"
+    assert [pid_of(*other) for other in others] == before, "no other service is started again"
 
 
-def test_a_revoked_board_is_cut_off_at_the_broker_and_may_come_back(desk):
+def test_a_revoked_board_is_disconnected_and_can_be_enrolled_again(desk):
     said = desk.say("make revoke HOST=board-3 HOSTS=fleet/fleet.toml")
     assert "is disconnected from" in said and "its keys are destroyed" in said, said
     assert "user board-3" in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
@@ -142,7 +142,7 @@ def test_a_revoked_board_is_cut_off_at_the_broker_and_may_come_back(desk):
     assert "user board-3" not in desk.hub.do("cat", "/etc/protofleet-broker/keys/current/acl")
 
 
-def test_a_dead_board_is_replaced_under_its_name(desk):
+def test_a_dead_board_is_replaced_under_the_same_name(desk):
     dead = desk.hosts["10.0.0.12"]
     lose(dead, "device", "protofleet")
     dead.sh("rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
@@ -154,7 +154,7 @@ def test_a_dead_board_is_replaced_under_its_name(desk):
     desk.wait(lambda: any("board-2" in row["participants"] for row in desk.rounds()[since:]))
 
 
-def test_an_upgrade_goes_through_while_a_run_is_on(desk):
+def test_an_upgrade_during_a_run_loses_no_round(desk):
     path = desk.folder / "fleet/fleet.toml"
     path.write_text(path.read_text().replace("[software]\n", '[software]\npython = "/usr/bin/python3"\n'))
     before, release = desk.rounds(), desk.hub.do("readlink", "/opt/protofleet-coordinator/current")
@@ -163,10 +163,10 @@ def test_an_upgrade_goes_through_while_a_run_is_on(desk):
     assert desk.hub.do("readlink", "/opt/protofleet-coordinator/current") != release
     desk.wait(lambda: len(desk.rounds()) > len(before) + 1)
     numbers = [row["round"] for row in desk.rounds()]
-    assert numbers == list(range(1, len(numbers) + 1)), "no round is lost, none comes twice"
+    assert numbers == list(range(1, len(numbers) + 1)), "no round is lost, and none occurs twice"
 
 
-def test_the_method_changes_while_devices_stay_up(desk):
+def test_the_method_changes_without_a_restart_of_the_devices(desk):
     path = desk.folder / "fleet/fleet.toml"
     text = path.read_text().replace('name = "first"', 'name = "second"')
     path.write_text(text.replace('name = "fedavg"', 'name = "fedprox"'))
@@ -176,7 +176,7 @@ def test_the_method_changes_while_devices_stay_up(desk):
     assert "1 changed, 0 failed" in desk.say(line)
     desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("second")))
     assert [pid_of(board, "device") for board in boards] == before
-    assert desk.rounds("first"), "and what the earlier run came to is there still"
+    assert desk.rounds("first"), "the result of the earlier run still exists"
 
 
 def test_a_coordinator_is_restored_from_its_backup_on_an_empty_host(desk):
@@ -199,7 +199,7 @@ def test_a_coordinator_is_restored_from_its_backup_on_an_empty_host(desk):
     )
 
 
-def test_a_broker_that_has_lost_its_disk_is_there_again(desk):
+def test_a_broker_that_has_lost_its_disk_is_deployed_again(desk):
     lose(desk.hub, "broker")
     for line in DAY_2["Lose the broker's disk"]:
         said = desk.say(line)
@@ -208,7 +208,7 @@ def test_a_broker_that_has_lost_its_disk_is_there_again(desk):
     desk.wait(lambda: any(len(row["participants"]) == 3 for row in desk.rounds("second")[before:]))
 
 
-def test_a_root_that_is_lost_comes_back_from_its_copy_or_makes_room_for_another(desk):
+def test_a_lost_root_is_restored_from_its_copy_or_replaced_by_a_new_root(desk):
     copied, again, *anew = DAY_2["Lose the root"]
     (desk.folder / "copy").mkdir()
     (desk.folder / "fleet/root").rename(desk.folder / "copy/root")
@@ -224,8 +224,8 @@ def test_a_root_that_is_lost_comes_back_from_its_copy_or_makes_room_for_another(
 BOARDS = commands_of("tutorial-engineer.md")["On the boards"]
 
 
-def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tmp_path):
-    """It begins with an empty folder. The boards were in another federation, whose root they must forget."""
+def test_boards_serve_the_models_that_they_learn_and_are_rolled_back(desk, tmp_path):
+    """The test begins with an empty folder. The boards were in another federation, whose root they must forget."""
     desk = replaced_in(desk, tmp_path)
     init, *deploy, versions, rollback, unpin = BOARDS
     desk.say(init)
@@ -244,13 +244,15 @@ def test_the_same_boards_serve_what_they_learn_and_are_rolled_back_once(desk, tm
     pinned = board.sh(f"readlink {models}/current")
     before = len(desk.rounds())
     desk.wait(lambda: len(desk.rounds()) > before + 2)
-    assert board.sh(f"readlink {models}/current") == pinned, "it learns on and serves what it was told to"
+    assert board.sh(f"readlink {models}/current") == pinned, (
+        "the board continues to learn and serves the pinned version"
+    )
     assert "the newest" in desk.say(unpin)
     assert board.sh(f"readlink {models}/current") != pinned
 
 
 def replaced_in(desk, folder):
-    """Return a new desk with the same hosts, as for an operator who begins anew."""
+    """Return a new desk with the same hosts, as for an operator who begins with a new federation."""
     other = Desk(folder, desk.bench)
     other.hosts = desk.hosts
     return other

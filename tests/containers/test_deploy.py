@@ -70,7 +70,7 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
     note(f"a second time in {time.monotonic() - began:.1f} s")
     assert again.count("nothing to do") == 3 and "3 hosts: 0 changed, 0 failed" in again
     assert {name: show(device, "MainPID") for name, device in fleet.devices.items()} == before
-    assert len(fleet.history()) == notes, "what changes nothing is not in the log"
+    assert len(fleet.history()) == notes, "a deployment without changes is not in the log"
 
     status = fleet.deploy("status").stdout
     assert all(f"{name} " in status for name in fleet.devices) and "*" not in status
@@ -86,12 +86,12 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
         assert row["who"] and row["when"] and row["host"] in fleet.devices
     steps = [row["step"] for row in fleet.history() if row["host"] == "board-0"]
     assert steps == STEPS
-    for device in fleet.devices.values():  # No secret crossed, no private file is open.
+    for device in fleet.devices.values():  # No secret was sent, and no private file is readable for others.
         assert device.sh("find /var/lib/protofleet/keys -name '*.key' -perm /077") == ""
         assert device.sh("grep -rl 'PRIVATE KEY' /opt/protofleet/incoming /etc/protofleet || true") == ""
 
 
-def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench):
+def test_each_broken_host_is_reported_with_its_fault_and_the_others_are_deployed(rig, bench):
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     broken = {
@@ -140,7 +140,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
         line = next(text for host, text in told.items() if host.startswith(name))
         assert expected in line, line
         if name in broken and name != "no-disk":
-            assert broken[name].sh("ls /opt/protofleet 2>/dev/null || true") == "", "nothing was touched"
+            assert broken[name].sh("ls /opt/protofleet 2>/dev/null || true") == "", "the host was not changed"
 
     fleet.fleet(hosts, software={"kind": "container", "image": f"edge@sha256:{'0' * 64}"})
     done = fleet.deploy("doctor", "no-disk", check=False)
@@ -149,8 +149,8 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
         bench.stop(device)
 
 
-def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
-    """One pass goes over all steps, and the deployer is killed in each of them."""
+def test_a_deployment_that_is_killed_in_any_step_can_be_repeated(rig):
+    """The test goes once through all steps, and kills the deployment in each of them."""
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     survived = []
@@ -180,7 +180,7 @@ def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
     assert len(device.sh("ls /opt/protofleet/releases").split()) == 1
 
 
-def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
+def test_a_change_that_fails_is_rolled_back_and_blocked(rig):
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
@@ -208,7 +208,7 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
     )
 
     fleet.fleet(device={"threads": 2})
-    assert "1 changed, 0 failed" in fleet.deploy("apply").stdout, "and something else goes"
+    assert "1 changed, 0 failed" in fleet.deploy("apply").stdout, "another change is deployed"
     back = fleet.deploy("rollback").stdout
     assert "rolled back to release" in back
     settings = device.sh(
@@ -218,7 +218,7 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
     assert show(device, "ActiveState") == "active"
 
 
-def test_a_device_can_be_drained_started_again_and_revoked(rig):
+def test_a_device_can_be_drained_restarted_and_revoked(rig):
     fleet = rig(2)
     fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
@@ -237,11 +237,11 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     done = fleet.deploy("apply", "board-1", "--yes", "--replace").stdout
     assert "the broker accepts the name again" in done
     assert "enrol: the host has no keys yet" in done and "1 changed, 0 failed" in done, (
-        "new keys bring it back"
+        "the board takes part again with new keys"
     )
 
 
-def test_the_unit_is_sound_confined_and_watched(rig):
+def test_the_unit_is_valid_confined_and_has_a_watchdog(rig):
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
@@ -255,7 +255,9 @@ def test_the_unit_is_sound_confined_and_watched(rig):
     assert device.sh(f"stat -c %U /proc/{pid}") == "protofleet"
     assert device.sh(f"grep CapEff /proc/{pid}/status").split()[1] == "0" * 16
     assert device.sh(f"grep NoNewPrivs /proc/{pid}/status").split()[1] == "1"
-    assert " / / ro," in device.sh(f"head -1 /proc/{pid}/mountinfo"), "it sees the system read-only"
+    assert " / / ro," in device.sh(f"head -1 /proc/{pid}/mountinfo"), (
+        "the system is read-only for the service"
+    )
 
     device.sh(f"mkdir -p /run/systemd/system/{UNIT}.d")
     device.sh(
@@ -270,8 +272,8 @@ def test_the_unit_is_sound_confined_and_watched(rig):
     assert "watchdog" in device.sh(f"journalctl -u {UNIT} --no-pager | tail -n 40").lower()
 
 
-def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(rig, bench):
-    """The training of a large batch outgrows the memory; the weights, which the agent has too, are small."""
+def test_an_out_of_memory_kill_of_the_training_is_reported_and_the_agent_survives(rig, bench):
+    """The training of a large batch needs too much memory. The weights, which the agent also has, are small."""
     fleet = rig(0, small=("-m", "900m", "--memory-swap", "900m"))
     fleet.fleet(device={"data": {"samples": 900}})
     device = fleet.devices["small"]
@@ -282,12 +284,12 @@ def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(
     modest.wait(20)
     fleet.start_coordinator("greedy", rounds=5, network="resnet10", batch=800)
     fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 240)
-    assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
+    assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent continues to run"
     assert child not in device.do("pgrep", "-f", "trainer.child_process", check=False).split()
 
 
-def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
-    """An engine inside the fake device runs it. It comes as an archive, as for hosts without a registry."""
+def test_a_device_runs_in_a_container_that_was_shipped_as_an_archive(rig, bench, tmp_path):
+    """An engine inside the fake device runs the container. The image is sent as an archive, without a registry."""
     wheels = tmp_path / "wheels"
     make_release(Software(dependencies="system"), wheels)
     archive = bench.edge_archive(wheels)
@@ -316,7 +318,9 @@ def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
         and host["Memory"] > 0
     )
     number = device.do("cat", "/opt/protofleet/current/image")
-    assert found["Image"] == found["Config"]["Image"] == number, "by its id, whatever has its tag by now"
+    assert found["Image"] == found["Config"]["Image"] == number, (
+        "the container is started by the id of the image, not by a tag"
+    )
     assert found["Config"]["User"] == device.sh('echo "$(id -u protofleet):$(id -g protofleet)"')
     assert not any("PRIVATE" in value or "KEY" in value for value in found["Config"]["Env"])
     assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""

@@ -1,4 +1,4 @@
-"""The product's images, built on the bases of the tests: their sizes, their content and their work."""
+"""The product's images, built on the bases of the tests: their sizes, their content and their function."""
 
 import os
 import re
@@ -62,19 +62,19 @@ def python(engine, image, code):
     return engine.docker(*words)
 
 
-def test_an_edge_image_is_small_above_its_base_and_torch(engine, edge, monkeypatch):
+def test_an_edge_image_adds_at_most_150_MB_to_its_base_and_torch(engine, edge, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.host)
     found = layer_sizes(edge)
     assert 0 < found["packages"] + found["protofleet"] + found["data"] <= ABOVE_THE_BASE, found
 
 
-def test_it_answers_as_nobody_on_a_root_that_cannot_be_written(engine, edge):
+def test_an_edge_image_runs_as_a_user_without_rights_on_a_read_only_root(engine, edge):
     assert run(engine, edge, "--version") == "protofleet 0.1.0"
     assert python(engine, edge, "import os; print(os.getuid())") == "10001"
     assert "fedlsa" in run(engine, edge, "methods")
 
 
-def test_what_it_imports_needs_no_compiling_at_the_start(engine, edge):
+def test_an_edge_image_has_compiled_bytecode_of_its_imports(engine, edge):
     code = """import sys, pathlib, protofleet.edge_client.main
 kept = [m.__cached__ for m in list(sys.modules.values()) if isinstance(getattr(m, "__cached__", None), str)]
 ours = [pathlib.Path(path) for path in kept if "/opt/protofleet" in path]
@@ -85,9 +85,7 @@ print(sum(not path.exists() for path in ours), len(ours))"""
     )
 
 
-def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
-    engine, tmp_path, monkeypatch
-):
+def test_a_tag_that_now_names_another_image_is_refused(engine, tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.host)
     name, built = f"protofleet-local/moved-{uuid.uuid4().hex[:8]}", tmp_path / "images.json"
     engine.docker("tag", engine.base, name)
@@ -107,7 +105,7 @@ def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
 
 
 def smoke(engine, image):
-    """Return the last line of an image's smoke test, which imports everything and learns something."""
+    """Return the last line of an image's smoke test, which imports all modules and trains a model."""
     script = f"{Path(__file__).parent / 'smoke.py'}:/smoke.py:ro"
     words = (
         "run",
@@ -125,7 +123,7 @@ def smoke(engine, image):
     return engine.docker(*words, seconds=1200).splitlines()[-1]
 
 
-def test_it_imports_everything_answers_hellos_and_learns(engine, edge):
+def test_an_edge_image_imports_all_modules_answers_hellos_and_trains(engine, edge):
     assert re.fullmatch(r"\S+ torch \S+: \d{3} modules, accuracy 1\.00", smoke(engine, edge))
 
 
@@ -134,8 +132,8 @@ def test_it_imports_everything_answers_hellos_and_learns(engine, edge):
     reason="half an hour under emulation; PROTOFLEET_ARM64=1 asks for it",
 )
 @pytest.mark.timeout(5400)
-def test_the_same_file_makes_an_image_for_arm64(engine):
-    """It is emulated: binfmt_misc must know qemu-aarch64.
+def test_the_same_dockerfile_builds_an_image_for_arm64(engine):
+    """The image runs under emulation: binfmt_misc must know qemu-aarch64.
 
     PyPI's newer torches for arm64 want CUDA; 2.7.1 does not.
     """
@@ -145,7 +143,7 @@ def test_the_same_file_makes_an_image_for_arm64(engine):
     assert re.fullmatch(r"aarch64 torch 2\.7\.1\S*: \d{3} modules, accuracy 1\.00", smoke(engine, name))
 
 
-def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
+def test_an_edge_image_can_load_every_method_and_its_libraries(engine, edge):
     """No method misses the parts that were left out to make the image small."""
     code = """import warnings; warnings.simplefilter("ignore")
 import finch, sklearn.manifold, scipy.io, rich.live
@@ -166,8 +164,8 @@ print(len(methods.names()), clusters.shape[0])"""
     assert told.split()[-1] == "40"
 
 
-def test_a_device_without_a_coordinator_is_not_well_and_says_why(engine, edge):
-    """The health check in the image asks the running process; it does not test for an open port."""
+def test_the_health_check_of_an_image_without_settings_fails_with_the_reason(engine, edge):
+    """The health check in the image queries the running process; it does not test for an open port."""
     name = engine.docker("run", "-d", "--rm", "--entrypoint", "sleep", edge, "60")
     try:
         done = engine.run("exec", name, "protofleet", "health", "/protofleet/settings.toml")
@@ -224,15 +222,15 @@ WHERE = (
 )
 
 
-def test_a_base_without_torch_makes_no_jetson_image(engine, capfd, monkeypatch):
+def test_a_jetson_image_from_a_base_without_torch_fails_with_the_reason(engine, capfd, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.host)
     with pytest.raises(RunError, match="failed to build"):
         build(Build("edge-jetson", engine.base, None, wheel_folders()))
     assert "the base image has no torch that can be imported" in capfd.readouterr().err
 
 
-def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
-    """A thread cannot get SIGSTOP alone. So the loop hangs, and exit code 70 brings the next process."""
+def test_the_engine_restarts_a_stuck_process(engine, edge, tmp_path):
+    """A thread cannot get SIGSTOP alone. So the test blocks the loop, and the process ends with exit code 70."""
     script = tmp_path / "hang.py"
     script.write_text(
         "import time\nfrom protofleet.runtime.health import Heartbeats, watchdog\n"

@@ -1,4 +1,4 @@
-"""Day 0 with boards that have nothing: each host fetches its software from an index, by the locks' hashes."""
+"""Day 0 with boards without any software: each host fetches its software from an index, by the locks' hashes."""
 
 import json
 
@@ -45,14 +45,14 @@ def index_problem(host):
     return "" if fetched == "yes" else f"no board could fetch {wanted} here: {told[-1]}"
 
 
-def test_bare_hosts_fetch_what_they_run_and_reach_the_first_round(desk):
+def test_bare_hosts_install_from_the_index_and_complete_the_first_round(desk):
     said = [desk.say(line) for line in DAY_0]
     assert "4 hosts: 4 changed, 0 failed" in said[3]
     assert "answers" in said[4] and "board-2" in said[4]
     desk.wait(lambda: [row for row in desk.rounds() if len(row["participants"]) == 2])
 
 
-def test_each_of_them_runs_what_the_locks_name_and_nothing_of_its_system(desk):
+def test_each_host_has_only_the_packages_and_versions_of_the_locks(desk):
     locked = {
         (one.name, one.version)
         for name in ("cpu", "torch", "device", "data")
@@ -64,7 +64,7 @@ def test_each_of_them_runs_what_the_locks_name_and_nothing_of_its_system(desk):
         ("10.0.0.12", "protofleet"),
     ):
         torch, installed = json.loads(desk.hosts[address].do(PYTHON.format(role=role), "-c", INSTALLED))
-        assert torch.startswith(f"/opt/{role}/"), "none of the system"
+        assert torch.startswith(f"/opt/{role}/"), "torch of the system is not used"
         others = {name for name, version in installed if (normalized_name(name), version) not in locked}
         assert others == {"protofleet"} and len(installed) > 30, others
 

@@ -1,4 +1,4 @@
-"""The final words of `make container-tools`, with programs that are made up."""
+"""The last line of `make container-tools`, with false programs."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ TOOLS = ("dockerd", "debootstrap", "prometheus", "rsync", "ssh-keygen")
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_it_says_in_one_line_what_there_is_and_how_to_reach_it(tmp_path, runs):
+def test_the_last_line_lists_the_installed_tools_and_the_address_of_the_engine(tmp_path, runs):
     for name in TOOLS:
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "docker").write_text(f"#!/bin/sh\n[ $1 != info ] || exit {int(not runs)}\n")

@@ -1,6 +1,6 @@
 """The commands of the chart's containers run with Docker on the product's images, until a run ends.
 
-Docker is no cluster: it reads no Job and no NetworkPolicy. Users, modes, mounts and commands are those of the chart.
+Docker is no cluster: it reads no Job and no NetworkPolicy. Users, modes, mounts and commands come from the chart.
 """
 
 import json
@@ -78,7 +78,7 @@ def health(pods, pod):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to the group of a pod")
-def test_the_containers_of_the_chart_end_a_run_though_a_pod_of_devices_is_killed(pods):
+def test_the_containers_of_the_chart_finish_a_run_although_a_device_pod_is_killed(pods):
     broker = pods.start("StatefulSet", "lab-broker")
     coordinator = pods.start("Job", "lab-coordinator")
     devices = [pods.start("Job", "lab-devices", index) for index in (0, 1)]

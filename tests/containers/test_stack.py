@@ -1,6 +1,6 @@
 """The compose stack runs a federation to its end, whichever container is killed.
 
-Prometheus sees all of it, and every panel and every alert has something to show. One run serves all of these
+Prometheus has the metrics of the whole run, and every panel and every rule has data. One run serves all of these
 tests, because the run takes most of the time.
 """
 
@@ -138,7 +138,7 @@ def filled(query):
     return query.replace("$__rate_interval", "1m")
 
 
-def test_every_container_was_killed_and_the_run_ended_whole(history):
+def test_the_run_has_all_rounds_although_every_container_was_killed(history):
     services = {name.removeprefix(history.stack.name) for name in history.killed}
     assert services == {
         "-broker-1",
@@ -154,16 +154,16 @@ def test_every_container_was_killed_and_the_run_ended_whole(history):
     name = f"{history.stack.name}-coordinator-1"
     history.stack.wait("coordinator's end", lambda: history.stack.state(name)["State"]["Status"] == "exited")
     state = history.stack.state(name)["State"]
-    assert (state["Status"], state["ExitCode"]) == ("exited", 0), "a run that is over is not begun again"
+    assert (state["Status"], state["ExitCode"]) == ("exited", 0), "a run that is over does not start again"
 
 
-def test_a_finished_run_leaves_its_report_and_its_table(history):
+def test_a_finished_run_has_a_report_and_a_table(history):
     told = history.stack.make("follow")
     assert "report: " in told and "mean" in told
     assert (history.stack.folder / "state" / "coordinator" / "short" / "report.html").stat().st_size > 10_000
 
 
-def test_containers_run_as_nobody_in_particular_on_a_root_that_cannot_be_written(history):
+def test_containers_run_as_unprivileged_users_on_a_read_only_root(history):
     for name in history.stack.containers():
         found = history.stack.state(name)
         host = found["HostConfig"]
@@ -197,7 +197,7 @@ def test_no_key_is_in_an_image_or_in_an_environment(history, engine):
     assert [path for path in listed if not path.endswith("certifi/cacert.pem")] == []
 
 
-def test_keys_belong_to_whoever_runs_and_to_nobody_else(history):
+def test_keys_are_readable_only_for_their_owner_and_the_root_is_not_mounted(history):
     keys = list((history.stack.folder / "enrolled").rglob("*.key"))
     assert len(keys) > 10 and all(path.stat().st_mode & 0o077 == 0 for path in keys)
     root = history.stack.folder / "enrolled" / "root"
@@ -211,7 +211,7 @@ def test_keys_belong_to_whoever_runs_and_to_nobody_else(history):
     ]
 
 
-def test_what_is_ours_runs_by_the_id_that_was_built_and_another_image_is_refused(history, engine):
+def test_project_images_run_by_their_built_id_and_other_images_are_refused(history, engine):
     stack, built = history.stack, read_ids(built_in(engine))
     for name, image in (("coordinator", "coordinator"), ("device-mnist", "demo")):
         found, wanted = stack.state(f"{stack.name}-{name}-1"), built[f"protofleet/{image}"]
@@ -225,7 +225,7 @@ def test_what_is_ours_runs_by_the_id_that_was_built_and_another_image_is_refused
     assert sorted((stack.folder / "compose.env").read_text().splitlines()) == before
 
 
-def test_devices_say_that_they_are_well(history):
+def test_the_health_check_of_a_device_passes(history):
     container = f"{history.stack.name}-device-mnist-1"
     told = history.stack.engine.docker("exec", container, "protofleet", "health", "/protofleet/settings.toml")
     assert told.splitlines() == ["PASS loop", "PASS broker", "PASS hello", "PASS torch", "PASS disk"]
@@ -234,8 +234,8 @@ def test_devices_say_that_they_are_well(history):
     )
 
 
-def test_what_prometheus_counted_is_what_the_coordinator_wrote(history):
-    """The coordinator was killed once, so its counters began anew. The last rounds' gauges are compared."""
+def test_prometheus_has_the_bytes_that_the_coordinator_has_recorded(history):
+    """The coordinator was killed once, so its counters were reset. The test compares gauges of the last rounds."""
     for direction, kinds in history.stack.rounds()[-2]["payload"].items():
         for kind, size in kinds.items():
             query = f'protofleet_round_bytes{{direction="{direction}", kind="{kind}"}}'
@@ -254,7 +254,7 @@ def queries():
 
 
 @pytest.mark.parametrize("query", list(queries()))
-def test_every_panel_has_something_to_show(history, query):
+def test_every_panel_has_data(history, query):
     found = history.stack.series(filled(query), history.began, history.ended)
     numbers = [
         value for series in found for _, value in series["values"] if value not in ("NaN", "+Inf", "-Inf")
@@ -262,7 +262,7 @@ def test_every_panel_has_something_to_show(history, query):
     assert numbers, f"nothing to draw for {query}"
 
 
-def test_every_variable_has_values_to_choose_from(history):
+def test_every_dashboard_variable_has_values(history):
     for dashboard in DASHBOARDS.values():
         for variable in dashboard()["templating"]["list"]:
             if variable["type"] == "query":
@@ -271,7 +271,7 @@ def test_every_variable_has_values_to_choose_from(history):
                 assert history.stack.ask(f"label/{label}/values", **given), variable["query"]
 
 
-def test_no_alert_but_those_that_should_were_raised(history):
+def test_only_the_watchdog_alert_fires(history):
     raised = {
         s["metric"]["alertname"]
         for s in history.stack.series('ALERTS{alertstate="firing"}', history.began, history.ended)
@@ -279,7 +279,7 @@ def test_no_alert_but_those_that_should_were_raised(history):
     assert "Watchdog" in raised and raised <= {"Watchdog"}, raised
 
 
-def test_every_rule_is_evaluated_and_what_it_asks_for_is_there(history):
+def test_every_rule_is_evaluated_and_its_metrics_exist(history):
     groups = history.stack.ask("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) > 20 and [r["name"] for r in rules if r["health"] != "ok"] == []
@@ -290,8 +290,8 @@ def test_every_rule_is_evaluated_and_what_it_asks_for_is_there(history):
             )
 
 
-def test_many_devices_in_one_container_take_part_and_come_back_one_by_one(engine, tmp_path):
-    """It follows the run above, whose images exist.
+def test_devices_in_one_container_take_part_and_are_restarted_separately(engine, tmp_path):
+    """The test uses the images of the run above.
 
     One process is killed, and only that one is started again.
     """

@@ -10,7 +10,7 @@ import pytest
 from tests.containers.devices import bench_on
 from tests.containers.rig import ROOT, Rig
 
-# The last commit whose program on a host verified signatures itself, in a form of ours.
+# The last commit whose program on a host verified signatures itself, in a form of this project.
 EARLIER = "affa518a"
 ETC = "/etc/protofleet"
 # Python runs it at its start, so that our packages come from that tree and not from this checkout.
@@ -80,7 +80,7 @@ def fleet(engine, tmp_path, tmp_path_factory, earlier):
             made.close()
 
 
-def test_a_board_of_an_earlier_release_is_upgraded_rolled_back_and_deployed_by_it_again(fleet, earlier):
+def test_a_board_is_upgraded_rolled_back_and_deployed_by_the_earlier_release(fleet, earlier):
     board = fleet.devices["board-0"]
     first = board.sh("readlink /opt/protofleet/current")
     assert board.sh(f"ls {ETC}/allowed_signers", check=False) == ""

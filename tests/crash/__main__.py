@@ -1,4 +1,4 @@
-"""`make crash`: kill a party at every point, in every way, and compare with the unbroken run."""
+"""`make crash`: kill a party at every point, in every way, and compare with a run without crashes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from tests.crash.world import DEVICES, POLICY, TURN_SECONDS, Crashing, Outcome, 
 from tests.support.small_federation import plan, shard
 from tests.support.summed_simulation import SETTINGS, SummedSimulation, books_with_secrets
 
-METHODS = ("fedavg", "fedproto")  # Weights; and rows of classes, whose holders are counted first.
+METHODS = (
+    "fedavg",
+    "fedproto",
+)  # A method with weights, and a method with rows of classes, whose holders are counted first.
 VICTIMS = ("coordinator", DEVICES[1])
 ONE_ROUND = replace(POLICY, rounds=1)
 # All three devices are needed in each step, so the run waits for a party that died.
@@ -55,7 +58,7 @@ class MaskedRun(SummedSimulation, Crashing):
         send_update(update, name)
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the attempts after the end of the run."""
+        """Yield the faults of the attempts after the end of the run."""
         for (device, _, stage), names in self.vectors.items():
             if len(names) > 1:
                 yield f"{device} has masked {len(names)} vectors of {stage} with the keys of one attempt"

@@ -1,4 +1,4 @@
-"""A model of a disk after a power cut: synced data is there, and dice decide about the rest."""
+"""A model of a disk after a power cut: synced data survives, and a random generator decides about the other data."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class OpenFolders:
 
 
 class Platter:
-    """The durable image of one folder, kept through all lives of its party.
+    """The durable image of one folder, kept through all processes of its party.
 
     The bytes of a file are durable as of its last sync. A name is durable as of the last sync of its folder.
     A database and the log beside it are durable as of the last commit. `cut(dice)` turns the folder into a
     state that a disk may have after a power cut. Each name that was not synced is the old or the new one.
     Each file that was not synced has its old bytes, all of its new bytes, or new bytes that are cut short,
     zeroed at the end, or have a bit flipped. Without dice no unsynced data survives. A folder is known by its
-    content, under any name. A symbolic link comes whole with its name.
+    content, under any name. A symbolic link survives whole, together with its name.
     """
 
     def __init__(self, folder: Path, shelf: Path) -> None:
@@ -87,7 +87,7 @@ class Platter:
 
     @contextlib.contextmanager
     def as_they_are(self) -> Iterator[None]:
-        """Keep closed databases and their logs as a death leaves them; SQLite would merge them."""
+        """Keep closed databases and their logs as a crash leaves them; SQLite would merge them."""
         logs = {path: (path.stat().st_ino, path.read_bytes()) for path in self.folder.rglob("*-wal")}
         mains = {path: path.read_bytes() for path in map(database_of, logs)}
         yield
@@ -185,9 +185,9 @@ def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
 
 
 class FrailDisk(Disk):
-    """The disk of one life over a platter.
+    """The disk of one process over a platter.
 
-    It waits for no fsync, but notes what an fsync would make durable.
+    It does no fsync, but records the data that an fsync would make durable.
     """
 
     def __init__(self, platter: Platter) -> None:

@@ -1,4 +1,4 @@
-"""Every point at which a party can die, and every state in which a death may leave its disk.
+"""Every point at which a party can crash, and every state in which a crash may leave its disk.
 
 The enumeration runs each death and reports the differences.
 """

@@ -38,7 +38,7 @@ DEVICES = ("device-0", "device-1")
 PARTIES = (COORDINATOR, DEVICES[1])  # The parties that are killed; the devices are alike.
 SLOTS = 2
 OPERATOR_SECONDS = 0.7  # Seconds between two looks of the operator at the states of the runs.
-MOST_SECONDS = 3000.0  # Virtual seconds after which a world has not come to its end.
+MOST_SECONDS = 3000.0  # Virtual seconds within which a world must end.
 
 EXPERIMENT = """
 rounds = {rounds}
@@ -187,7 +187,9 @@ class QueueWorld(Simulation):
                 try:
                     before = self.clock.now
                     self.run(until=lambda: self.over, limit=MOST_SECONDS)
-                    assert self.over or before < self.clock.now < MOST_SECONDS, f"it stands: {self.states()}"
+                    assert self.over or before < self.clock.now < MOST_SECONDS, (
+                        f"the world does not continue:  {self.states()}"
+                    )
                 except Killed:
                     self._revive(next(name for name, points in self.points.items() if points.dead))
             for disk in self.disks.values():
@@ -243,9 +245,9 @@ class QueueWorld(Simulation):
     # The results.
 
     def outcome(self) -> dict[str, Any]:
-        """Return all that must not depend on which party was killed, and when.
+        """Return all results that must not depend on the killed party and the time of the kill.
 
-        How far a run is when it is stopped may depend on it, so such a run has no snapshots here. The accuracy of a
+        The number of rounds of a stopped run may depend on it, so such a run has no snapshots here. The accuracy of a
         round is that of the models which the devices keep.
         """
         shown = QueueFile(queue_folder(self.runs_folder), "simulated", lambda: 0.0, Disk(durable=False))

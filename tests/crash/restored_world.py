@@ -1,4 +1,4 @@
-"""A queue whose folder comes back from a backup while its devices know later rounds."""
+"""A queue whose folder is restored from a backup while its devices know later rounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = "red"
 
 @dataclass
 class RestoredWorld(QueueWorld):
-    """`old` has the devices whose software takes part in one run and does not say what it has answered."""
+    """`old` has the devices whose software takes part in one run and does not report its answers."""
 
     old: tuple[str, ...] = ()
     restored: bool = False  # True if the next coordinator is started with --restored.
@@ -176,7 +176,7 @@ class RestoredWorld(QueueWorld):
         )
 
     def restart_coordinator(self) -> None:
-        """Kill the coordinator, and start it again; wait until all devices have heard it."""
+        """Kill the coordinator, and start it again; wait until all devices have received its state."""
         self._revive(COORDINATOR)
         self.until(
             lambda: (

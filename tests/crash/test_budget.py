@@ -1,6 +1,7 @@
-"""Whenever the coordinator of a run with a budget dies, the same rounds end with the same bits, within the budget.
+"""A run with a budget has the same rounds and bits, within the budget, wherever its coordinator crashes.
 
-The budget of device-1 holds two rounds of four, because its answers travel in small blocks. All are the quorum.
+The budget of device-1 holds two rounds of four, because its answers are sent in small blocks. The quorum
+is all devices.
 """
 
 from dataclasses import replace
@@ -41,7 +42,7 @@ def whole(tmp_path_factory):
     return unbroken(tmp_path_factory.mktemp("whole"))
 
 
-def test_the_unbroken_run_ends_after_two_of_four_rounds_with_an_evaluation(whole):
+def test_a_run_without_crashes_ends_after_two_of_four_rounds_and_an_evaluation(whole):
     found, _, sizes, words = whole
     assert [(line["round"], line["kind"]) for line in found.rounds] == [
         (1, "training"), (2, "training"), (3, "evaluation"),
@@ -54,7 +55,7 @@ def test_the_unbroken_run_ends_after_two_of_four_rounds_with_an_evaluation(whole
     ("first", "every", "power"),
     [(3, 41, False), *(pytest.param(1, 3, power, marks=pytest.mark.slow) for power in (False, True))],
 )
-def test_a_death_at_any_point_changes_neither_the_rounds_nor_a_bit(whole, tmp_path, first, every, power):
+def test_a_crash_at_any_point_changes_neither_the_rounds_nor_their_bits(whole, tmp_path, first, every, power):
     found, passed, sizes, _ = whole
     for point in range(first, len(passed), every):
         broken = crashing(tmp_path / str(point), {point}, power=power).live()

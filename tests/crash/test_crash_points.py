@@ -1,4 +1,4 @@
-"""Whichever party dies at whatever point, the run ends with the same bits.
+"""Tests that a run ends with the same bits after a crash of any party at any point.
 
 `make crash` has all points; here are some.
 """
@@ -23,7 +23,7 @@ SOME = {"coordinator": 17, "device-1": 17}
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
-def test_a_death_at_any_point_changes_no_bit(method, party):
+def test_a_crash_at_any_point_changes_no_bit_of_the_run(method, party):
     fates = list(FATES)
     some = list(deaths(method, party, ("killed",)))[:: SOME[party]]
     for i, death in enumerate(some):
@@ -31,7 +31,7 @@ def test_a_death_at_any_point_changes_no_bit(method, party):
         assert death.differences() == [], f"{death} before '{unbroken(method)[1][party][death.point - 1]}'"
 
 
-def test_a_death_while_answers_are_in_memory_changes_no_bit(tmp_path):
+def test_a_crash_while_answers_are_in_memory_changes_no_bit_of_the_run(tmp_path):
     whole, _ = unbroken("fedavg")
     run = crashing(tmp_path / "unbroken", "fedavg", memory=1 << 20).live()
     points = run.points["coordinator"].passed
@@ -43,7 +43,7 @@ def test_a_death_while_answers_are_in_memory_changes_no_bit(tmp_path):
         assert list(whole.differences(outcome(broken))) == [], f"before '{points[point - 1]}'"
 
 
-def test_the_points_are_those_at_which_something_comes_to_last_or_leaves():
+def test_the_crash_points_are_the_disk_and_network_steps_that_the_docs_list():
     _, passed = unbroken("fedavg")
     steps = {name: {words.split()[0] for words in points} for name, points in passed.items()}
     assert steps["coordinator"] == {
@@ -54,12 +54,15 @@ def test_the_points_are_those_at_which_something_comes_to_last_or_leaves():
     table = chapter.split("| point |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == steps["coordinator"] | steps["device-1"]
     assert passed == unbroken.__wrapped__("fedavg")[1], (
-        "the same in every run, or a number would mean nothing"
+        "the points are the same in every run, so that a number names a point"
     )
 
 
 class Thrown:
-    """Dice that decide for each name whether a power cut leaves its newest version; after `names` it does."""
+    """Random numbers that decide for each name whether its newest version survives a power cut.
+
+    After `names` each newest version survives.
+    """
 
     def __init__(self, names):
         self.names = itertools.chain(names, itertools.repeat(True))
@@ -84,8 +87,8 @@ class Fused(FrailDisk):
 
 @pytest.mark.parametrize("names", list(itertools.product((False, True), repeat=5)))
 @pytest.mark.parametrize("step", ["rename device.json", "sync ."])
-def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, step, names):
-    """Each name is old or new independently, as on a file system that keeps no order among names."""
+def test_a_device_keeps_its_answers_whichever_file_names_survive_a_power_cut(tmp_path, step, names):
+    """Each name is the old or the new one, independent of the others: a file system need not keep their order."""
     platter = Platter(tmp_path / "device", tmp_path / "shelf")
     state = DeviceState(platter.folder, disk=(disk := Fused(platter)))
     state.boot(1)

@@ -1,6 +1,6 @@
-"""A device's copies of its models, when it dies or lacks room at each step: the files are whole or absent.
+"""A device that crashes or has a full disk at any step has complete copies of its models or none.
 
-The training goes on in all cases.
+The training continues in all cases.
 """
 
 import logging
@@ -62,7 +62,7 @@ def life(folder, shelf, deadly=frozenset()):
     return points
 
 
-def test_wherever_a_device_is_killed_its_kept_models_are_whole_and_the_choice_is_the_same(tmp_path):
+def test_a_killed_device_leaves_complete_kept_models_and_the_same_choice(tmp_path):
     points = life(tmp_path / "unbroken", tmp_path / "shelf")
     wanted = whole_rounds(tmp_path / "unbroken")
     assert wanted == {LAST: 4, BEST: 4} and len(points.passed) == 9
@@ -102,7 +102,7 @@ def steps_of(play):
     return (1 << 30) - disk.left
 
 
-def test_a_disk_that_is_full_at_any_step_costs_kept_models_and_never_the_training(tmp_path, caplog):
+def test_a_full_disk_at_any_step_prevents_kept_models_and_never_stops_training(tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
     (tmp_path / "unbroken").mkdir()
     steps = steps_of(lambda disk: publish_all(kept_models(tmp_path / "unbroken", disk)))
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_at_any_step_costs_kept_models_and_never_the_trainin
         assert whole_rounds(folder) == {LAST: 5, BEST: 5}
 
 
-def test_a_disk_that_is_full_at_any_step_costs_versions_and_never_the_training(tmp_path, caplog):
+def test_a_full_disk_at_any_step_prevents_model_versions_and_never_stops_training(tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
 
     def served(folder, disk):
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_at_any_step_costs_versions_and_never_the_training(t
         disk = Full(left)
         publisher, models = served(tmp_path / str(left), disk)
         publish_all(models, GLOBAL, few)
-        assert bool(disk.refused) == bool(publisher.take_unwritten())  # Removing needs no room.
+        assert bool(disk.refused) == bool(publisher.take_unwritten())  # A removal needs no space.
         for version in publisher.versions.whole():
             rebuild(
                 read_card((version.folder / "card.json").read_bytes()),

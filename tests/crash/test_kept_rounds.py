@@ -1,4 +1,4 @@
-"""A coordinator that dies while it writes or deletes kept answers leaves no lost and no torn file."""
+"""A coordinator that crashes while it writes or deletes kept answers loses no file and leaves no torn file."""
 
 import functools
 import json
@@ -48,7 +48,7 @@ def unbroken(method):
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
-def test_a_death_at_any_write_leaves_the_kept_answers_of_an_unbroken_run(tmp_path, method, fate):
+def test_a_crash_at_any_write_changes_no_kept_answers(tmp_path, method, fate):
     whole, kept, points, passed = unbroken(method)
     phases = ("train", "mix") if method == "fedpall" else ("train",)
     names = ["answers.json", "broadcast.body", *(f"device-{i}.answer" for i in range(3))]
@@ -64,7 +64,7 @@ def test_a_death_at_any_write_leaves_the_kept_answers_of_an_unbroken_run(tmp_pat
         assert content_of(run) == kept and not hidden_in(run), f"before '{passed[point - 1]}'"
 
 
-def test_keeping_answers_changes_no_bit_of_a_run(tmp_path):
+def test_kept_answers_change_no_bit_of_a_run(tmp_path):
     run = crashing(tmp_path, "fedpall").live()
     assert list(unbroken("fedpall")[0].differences(outcome(run))) == []
     assert not (tmp_path / "coordinator" / KEPT).exists()

@@ -1,4 +1,4 @@
-"""After a death at any point, every version under a complete name is whole, and `current` names one."""
+"""After a crash at any point, each version with a final name is complete, and `current` names one."""
 
 import json
 import random
@@ -17,7 +17,7 @@ FATES = ("killed", "unplugged", "torn", "torn otherwise")
 
 
 def files_of(number, waits):
-    """Return a card and files, each of which says what the other must be."""
+    """Return a card and its files; the content of each can be computed from the other."""
     card = {
         "plan_sha256": PLAN, "round": number, "tensors": f"{number:064x}", "validation": 0.5 + 0.01 * (number % 4),
         "device": "owl" if waits else None,
@@ -94,7 +94,7 @@ def life(folder, shelf, deadly=frozenset(), fate="killed", look=lambda folder: N
 
 
 def look_through(folder, served_before):
-    """Check what a reader may find at any moment."""
+    """Check the files that a reader may find at any moment."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
@@ -115,7 +115,7 @@ def ended(versions):
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (1, 2, 3))])
-def test_current_always_names_a_whole_version_wherever_a_board_dies(tmp_path, first):
+def test_current_names_a_complete_version_after_a_crash_at_any_point(tmp_path, first):
     """Each point has one of four deaths; slow runs add the other three."""
     points, whole = life(tmp_path / "unbroken", tmp_path / "shelf")
     assert {words.split()[0] for words in points.passed} == {
@@ -154,7 +154,7 @@ class Full(Disk):
             raise OSError(28, "No space left on device")
 
 
-def test_a_disk_that_fills_up_at_any_step_leaves_whole_versions_only(tmp_path):
+def test_a_disk_that_becomes_full_at_any_step_holds_only_complete_versions(tmp_path):
     for left in range(12):
         folder = tmp_path / str(left) / "models"
         wrote(ModelVersions(folder, disk=Disk(durable=False)), 1)

@@ -1,6 +1,6 @@
-"""Whichever party dies at whatever point, no update with noise leaves a device that is not in its ledger.
+"""After a crash of any party at any point, each update with noise that a device has sent is in its ledger.
 
-The noise is new after each death, so a broken run has other bits than an unbroken one. What must hold is the ledger.
+A device draws new noise after each crash, so the bits of the run change. The ledger must stay correct.
 `make crash` has the deaths of other runs; this file has many points of a run with `[dp]` in its slow test.
 """
 
@@ -31,8 +31,8 @@ class Watched(Crashing):
     """A run that notes each update that a device hands to its connection."""
 
     def __post_init__(self):
-        self.left = {}  # Device -> the objects of updates of a training that have left it.
-        self.unnamed = []  # Updates that left before the ledger on the disk named them.
+        self.left = {}  # Device -> the objects of training updates that it has sent.
+        self.unnamed = []  # Updates that were sent before the ledger on the disk named them.
         super().__post_init__()
 
     def boot_device(self, device):
@@ -64,7 +64,7 @@ def points():
 
 
 def problems(party, point, fate):
-    """Return what is wrong with the ledgers after this death; an empty list means nothing."""
+    """Return the faults of the ledgers after this crash; an empty list means no faults."""
     deadly = {point, point + SECOND} if fate == "killed twice" else {point}
     dice = random.Random(f"{party}/{point}") if fate == "torn" else None
     power = {} if fate.startswith("killed") else {"power": True, "dice": dice}
@@ -93,7 +93,7 @@ def wrong_ledgers(run):
 
 
 @pytest.mark.parametrize("party", few(["coordinator", VICTIM], 2))
-def test_no_update_leaves_a_device_before_its_ledger_names_it(party):
+def test_a_device_sends_an_update_only_after_its_ledger_names_it(party):
     for i, point in enumerate(range(5, points()[party] + 1, SOME)):
         assert problems(party, point, FATES[i % len(FATES)]) == [], f"at point {point}"
 
@@ -101,7 +101,7 @@ def test_no_update_leaves_a_device_before_its_ledger_names_it(party):
 @pytest.mark.slow
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("party", ["coordinator", VICTIM])
-def test_many_points_of_a_death_let_no_update_leave_without_its_release(party, fate):
+def test_a_device_that_crashes_at_many_points_sends_no_update_without_a_release(party, fate):
     some = range(1 + FATES.index(fate), points()[party] + 1, MANY)
     found = {point: problems(party, point, fate) for point in some}
     assert {point: words for point, words in found.items() if words} == {}

@@ -1,4 +1,4 @@
-"""Wherever the coordinator of a queue or one of its devices dies, the runs end as in an unbroken world.
+"""The runs of a queue end in the same way wherever the coordinator or one of the devices crashes.
 
 `make crash ARGS="--queue"` has all points; here are some.
 """
@@ -13,7 +13,7 @@ from tests.support.few_methods import few
 STRIDE = {COORDINATOR: 171, DEVICES[1]: 73}
 
 
-def test_the_unbroken_world_comes_to_what_the_operator_wants_and_each_run_has_its_bits_alone(tmp_path):
+def test_a_queue_without_crashes_obeys_its_commands_and_each_run_has_its_usual_bits(tmp_path):
     found, _ = unbroken_queue()
     ends = dict.fromkeys(WHOLE, "finished") | {"never": "stopped", "long": "stopped", "last": "failed"}
     assert {run: (state, bool(closed)) for run, (state, _, closed) in found["rows"].items()} == {
@@ -28,13 +28,13 @@ def test_the_unbroken_world_comes_to_what_the_operator_wants_and_each_run_has_it
             assert alone[f"{what} of {command.run}"] == found[f"{what} of {command.run}"]
 
 
-def test_the_points_of_a_queue_are_the_same_in_every_world(tmp_path):
+def test_the_crash_points_of_a_queue_are_the_same_each_time(tmp_path):
     world = queue_world(tmp_path).live()
     assert {party: world.points[party].passed for party in PARTIES} == unbroken_queue()[1]
 
 
 @pytest.mark.parametrize("party", few(PARTIES, 2))
-def test_a_death_in_a_queue_changes_no_state_no_reason_no_verdict_and_no_bit(party):
+def test_a_crash_in_a_queue_changes_no_state_no_reason_no_verdict_and_no_bit(party):
     fates = list(FATES)
     for number, death in enumerate(list(deaths_of(party, "killed"))[5 :: STRIDE[party]]):
         fate = fates[number % len(fates)] if party == COORDINATOR else "killed"

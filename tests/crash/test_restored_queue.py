@@ -1,4 +1,4 @@
-"""Wherever a party dies after a backup was put back, the run goes on behind its devices, and no answer is mixed."""
+"""After a crash at any point after the restore of a backup, the run continues, and no generations are mixed."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.crash.restored_world import RUN, restored_world, virtual
 
 
 def play(folder, deadly=None):
-    """Go on behind the devices of a backup one round behind; return the outcome and the points of these steps."""
+    """Continue from a backup that is a round behind the devices; return the outcome and the points of these steps."""
     world = restored_world(folder, deadly=deadly or {})
     with virtual(world):
         world.begin()
@@ -34,14 +34,14 @@ def whole(tmp_path_factory):
     return play(tmp_path_factory.mktemp("whole"))
 
 
-def test_the_unbroken_world_has_two_names_on_the_wire(whole):
+def test_a_restored_run_without_crashes_has_two_names_on_the_wire(whole):
     assert whole[0] == ("finished", 2, [], {RUN, f"{RUN}.2"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("party", [COORDINATOR, DEVICES[1]])
 @pytest.mark.parametrize("part", range(4))
-def test_a_death_after_the_backup_was_put_back_changes_nothing(whole, tmp_path, party, part):
+def test_a_crash_after_a_backup_is_restored_does_not_change_the_outcome(whole, tmp_path, party, part):
     outcome, points, _ = whole
     start, end = points[party]
     found = {}

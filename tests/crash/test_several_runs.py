@@ -1,4 +1,4 @@
-"""Wherever a device of two runs dies, each run gets the answers, and leaves the state, of an unbroken life."""
+"""If a device with two runs crashes at any point, the answers and the states of both runs stay the same."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -86,7 +86,7 @@ def differences(point: int, power: bool):
     [slice(3, None, STRIDE), pytest.param(slice(0, None), marks=pytest.mark.slow)],
     ids=["some", "all"],
 )
-def test_a_death_of_a_device_of_two_runs_changes_no_bit(points):
+def test_a_crash_of_a_device_with_two_runs_changes_no_bit(points):
     steps = list(enumerate(unbroken()[1], start=1))[points]
     wrong = {
         f"{point} {words}": found for point, words in steps if (found := differences(point, point % 2 == 0))

@@ -1,6 +1,6 @@
-"""A device that dies around the write of its masked vector with noise: the ledger names each vector that leaves it.
+"""A device that crashes near the write of its masked vector with noise: the ledger names each vector that it sends.
 
-Its noise stays the same within an attempt, so an attempt is one release however often the device dies.
+Its noise stays the same within an attempt, so an attempt is one release, even if the device crashes several times.
 """
 
 import random
@@ -39,7 +39,7 @@ def leaving_point(method):
 
 
 def faults(method, point, fate):
-    """Return what is wrong with the ledgers after a death at this point; an empty list means nothing."""
+    """Return the faults of the ledgers after a crash at this point; an empty list means no faults."""
     deadly = {point, point + SECOND} if fate == "killed twice" else {point}
     dice = random.Random(point) if fate == "torn" else None
     power = {} if fate.startswith("killed") else {"power": True, "dice": dice}
@@ -66,7 +66,7 @@ def points(method):
 
 
 @pytest.mark.parametrize("method", NOISE)
-def test_a_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(method):
+def test_both_ledgers_are_right_after_a_crash_near_the_write_of_a_masked_vector(method):
     for i, point in enumerate(points(method)[::SOME]):
         fate = list(FATES)[i % len(FATES)]
         assert faults(method, point, fate) == [], f"{fate} at point {point}"
@@ -75,5 +75,5 @@ def test_a_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(m
 @pytest.mark.slow
 @pytest.mark.parametrize("method", NOISE)
 @pytest.mark.parametrize("fate", FATES)
-def test_every_death_around_the_write_of_a_masked_vector_leaves_both_ledgers_right(fate, method):
+def test_both_ledgers_are_right_after_each_crash_near_the_write_of_a_masked_vector(fate, method):
     assert {point: words for point in points(method) if (words := faults(method, point, fate))} == {}

@@ -1,4 +1,4 @@
-"""Federations whose parties are killed at a numbered step of their disk or transport, and go on."""
+"""Federations whose parties are killed at a numbered step of their disk or transport, and are started again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ DEVICES = ("device-0", "device-1", "device-2")
 PARTIES = ("coordinator", *DEVICES)
 LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
 SERVES = {DEVICES[1]: ModelSettings()}
-IN_BLOCKS = DEVICES[1]  # Its answers travel in blocks, so that deaths also hit half-fetched answers.
+IN_BLOCKS = DEVICES[
+    1
+]  # Its answers are sent in blocks, so that crashes also occur in the middle of an answer.
 SMALL_INLINE = 256  # Bytes.
 TURN_SECONDS = 0.3  # Seconds of a turn; several messages and answers come in one turn.
 OUT_SECONDS = 1.0  # Seconds from a death to the next boot.
@@ -56,7 +58,7 @@ class Killed(BaseException):
 
 @dataclass
 class Points:
-    """The steps that a party passes in all its lives; it dies just before the steps in `deadly`."""
+    """The steps of all processes of a party; the party is killed just before the steps in `deadly`."""
 
     deadly: frozenset[int] = frozenset()
     passed: list[str] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Points:
 
 
 class CountedDisk(FrailDisk):
-    """The disk of one life; the numbers of its steps continue through all lives."""
+    """The disk of one process; the numbers of its steps continue through all processes."""
 
     def __init__(self, points: Points, platter: Platter) -> None:
         super().__init__(platter)
@@ -85,7 +87,7 @@ class CountedDisk(FrailDisk):
 
 @dataclass
 class Crashing(Simulation):
-    """A simulation that boots killed parties again, and keeps what the coordinator wrote in all its lives."""
+    """A simulation that boots killed parties again, and keeps all files that the coordinator wrote."""
 
     deadly: Mapping[str, frozenset[int]] = field(default_factory=dict)
     power: bool = False  # The power fails, so unsynced data is lost.
@@ -118,7 +120,7 @@ class Crashing(Simulation):
             link.adapt = lambda *limits: None  # type: ignore[method-assign]
 
     def live(self) -> Crashing:
-        """Run to the end, until every device has heard of the end."""
+        """Run to the end, until every device knows that the run is over."""
         while not self.over():
             before = self.clock.now
             try:
@@ -141,10 +143,10 @@ class Crashing(Simulation):
         block: int,
         enrolled: Any,
     ) -> Any:
-        """Note what goes into the server half, which must be the same in each of the coordinator's lives."""
+        """Record the input of the server half, which must be the same in each process of the coordinator."""
         found = {device: answers[device].object for device in advance.devices}
         known = self.counted.setdefault((advance.round, advance.phase), found)
-        assert known == found, f"round {advance.round} {advance.phase} goes another way than before"
+        assert known == found, f"round {advance.round} {advance.phase} has other input than before"
         return step(advance, members, answers, block, enrolled)
 
     def over(self) -> bool:
@@ -200,7 +202,7 @@ def crashing(
 
 @dataclass(frozen=True)
 class Outcome:
-    """All results that must not depend on which party was killed, and when."""
+    """All results that must not depend on the killed party and the time of the kill."""
 
     learned: Mapping[str, torch.Tensor]
     counted: Mapping[tuple[int, str | None], Mapping[str, bytes]]

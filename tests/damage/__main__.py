@@ -1,4 +1,4 @@
-"""`python -m tests.damage`: every file of a run, damaged in every way at every moment, and what comes of it.
+"""`python -m tests.damage`: every file of a run, damaged in every way at every moment, and the result.
 
 With `--pairs` two files of a device at once, in three ways.
 """

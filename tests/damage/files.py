@@ -155,7 +155,7 @@ def verdict(case: Case) -> tuple[str, str]:
 
 
 def compared(found: Outcome, honest: Outcome, words: list[str]) -> tuple[str, str]:
-    """Compare a run with the honest one; a life that began in round 2 knows no counted answers of round 1."""
+    """Compare a run with the undamaged run; a process that began in round 2 has no counted answers of round 1."""
     told = "; ".join(words)
     counted = {place: answers for place, answers in honest.counted.items() if place in found.counted}
     rounds = [line for line in honest.rounds if line["round"] in {line["round"] for line in found.rounds}]

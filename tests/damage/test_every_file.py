@@ -41,12 +41,12 @@ FOUND = [  # Cases that the whole enumeration once found: other bits or a lost l
 
 
 @pytest.mark.parametrize("case", few(FOUND, 3), ids=str)
-def test_what_was_found_once_is_found_no_more(case):
+def test_damage_that_once_changed_a_run_in_silence_does_so_no_more(case):
     assert verdict(case)[0] != OTHER
 
 
 @pytest.mark.parametrize("damage", few(DAMAGE, 4))
-def test_a_line_is_lost_only_where_its_copy_is_damaged_too_and_then_it_is_said(damage):
+def test_a_line_of_rounds_jsonl_is_lost_only_if_its_copy_is_damaged_too(damage):
     lines, copy = "coordinator/rounds.jsonl 1", "coordinator/rounds.copy.jsonl 1"
     moment = "a round has just begun"
     assert verdict(Case("fedavg", moment, lines, damage))[0] == SAME
@@ -56,7 +56,7 @@ def test_a_line_is_lost_only_where_its_copy_is_damaged_too_and_then_it_is_said(d
 
 
 @pytest.mark.slow
-def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
+def test_damaged_states_of_a_device_do_not_change_a_run_in_silence():
     moment = "a round has just begun"
     states = [name for name, _ in files("fedpall", moment) if name.startswith("device-1/objects")]
     assert states
@@ -68,7 +68,7 @@ def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
 )
-def test_no_damaged_file_changes_a_bit_in_silence_and_no_pair_of_a_devices(method):
+def test_no_damaged_file_and_no_damaged_pair_changes_a_run_in_silence(method):
     dice = random.Random(method)
     pairs = dice.sample(list(every_pair((method,))), 4)
     for case in (*dice.sample(list(every_case((method,))), 6), *pairs):
@@ -77,8 +77,8 @@ def test_no_damaged_file_changes_a_bit_in_silence_and_no_pair_of_a_devices(metho
         assert result != STOPPED or ("\n" not in words and "put" in words), (case, words)
 
 
-def test_each_kind_of_file_that_the_parties_keep_is_damaged():
-    """A kind that is missing here is new, or no moment has a file of it any more."""
+def test_damage_is_tried_on_each_kind_of_file_that_a_party_keeps():
+    """A kind that is missing here is new, or no moment has a file of this kind any longer."""
     found = {name.rsplit(" ", 1)[0] for moment in moments("fedpall") for name, _ in files("fedpall", moment)}
     assert {re.sub(r"(?<=updates/)device-\d|(?<=answers/)\d+", "*", name) for name in found} == {
         "coordinator/spool.sqlite", "coordinator/spool.sqlite-wal",

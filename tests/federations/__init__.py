@@ -1,1 +1,1 @@
-"""Whole federations in one process, on simulated time: what holds for every part of them together."""
+"""Whole federations in one process, in virtual time: tests of all parts together."""

@@ -64,7 +64,7 @@ class Weights:
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_a_slow_device_delays_no_round_and_its_updates_count_with_their_age(tmp_path, monkeypatch, blocks):
+def test_a_slow_device_delays_no_round_and_its_late_updates_are_used(tmp_path, monkeypatch, blocks):
     run, file = federation(tmp_path)
     if blocks:
         in_blocks(run, monkeypatch)
@@ -79,7 +79,7 @@ def test_a_slow_device_delays_no_round_and_its_updates_count_with_their_age(tmp_
     assert not any(SLOW in line["phases"][0]["asked"] for line in lines[1:3])
 
 
-def test_an_update_counts_once_and_each_device_has_one_update_in_a_round(tmp_path):
+def test_each_update_is_used_once_and_each_device_has_one_update_in_a_round(tmp_path):
     run, file = federation(tmp_path)
     run.run()
     counted = [
@@ -98,7 +98,7 @@ def test_a_run_without_late_updates_has_the_bits_of_a_synchronous_run(tmp_path):
     assert_same(one.run(), other.run())
 
 
-def test_the_round_in_which_a_coordinator_dies_ends_with_the_late_updates_that_it_had_accepted(tmp_path):
+def test_a_round_uses_its_accepted_late_updates_after_a_restart_of_the_coordinator(tmp_path):
     """Both coordinators count the same updates, also those that were late, so the new model has the same bits."""
     states = []
     for dies in (False, True):
@@ -117,7 +117,7 @@ def test_the_round_in_which_a_coordinator_dies_ends_with_the_late_updates_that_i
 
 
 @pytest.mark.parametrize("after", few([1, 2, 3, 4, 5], 2))
-def test_an_update_that_a_dead_coordinator_had_asked_for_still_counts(tmp_path, after):
+def test_updates_for_tasks_of_a_dead_coordinator_are_used(tmp_path, after):
     run, file = federation(tmp_path)
     run.run(until=lambda: run.service.run.machine.round > after)
     replace_coordinator(run, file)
@@ -126,8 +126,8 @@ def test_an_update_that_a_dead_coordinator_had_asked_for_still_counts(tmp_path, 
     assert not any(line["late"] for line in training(file)[:-1])
 
 
-def test_a_device_whose_broadcast_is_not_served_any_more_gets_the_open_task(tmp_path, monkeypatch):
-    """The blocks of its task are lost. It asks for them again after the round has ended."""
+def test_a_device_whose_broadcast_is_no_longer_served_gets_the_open_task(tmp_path, monkeypatch):
+    """The blocks of the device's task are lost. The device requests them again after the round has ended."""
     run, file = federation(tmp_path, seconds=1.0)
     in_blocks(run, monkeypatch)
     agent, lost = run.agents[SLOW], []
@@ -144,7 +144,7 @@ def test_a_device_whose_broadcast_is_not_served_any_more_gets_the_open_task(tmp_
     assert lost and run.service.finished and rounds_of(SLOW, file)
 
 
-def test_a_late_update_weighs_less(tmp_path, monkeypatch):
+def test_a_late_update_has_a_smaller_weight(tmp_path, monkeypatch):
     weights = Weights(monkeypatch)
     federation(tmp_path)[0].run()
     late = {(age, weight) for age, weight in weights.seen if age}
@@ -152,10 +152,8 @@ def test_a_late_update_weighs_less(tmp_path, monkeypatch):
     assert {weight for age, weight in weights.seen if not age} == {1.0}
 
 
-def test_a_device_that_lies_about_its_task_counts_once_with_the_age_that_the_coordinator_knows(
-    tmp_path, monkeypatch
-):
-    """The liar sends each update late, also under the names of an earlier and of a later round."""
+def test_an_update_that_names_a_false_round_is_used_once_with_its_true_age(tmp_path, monkeypatch):
+    """The device sends each update late, and also for an earlier and for a later round."""
     run, file = federation(tmp_path, seconds=1.0, policy=replace(POLICY, buffer=3))
     link = run.agents[SLOW].link
     send = link.send_update
@@ -199,17 +197,15 @@ def test_each_method_that_supports_buffered_rounds_ends_with_late_updates(method
     assert run.service.finished and not run.service.run.diverged and rounds_of(SLOW, file)
 
 
-def test_a_codec_that_rounds_is_refused_with_the_way_out():
+def test_buffered_rounds_refuse_a_lossy_codec_and_name_the_fix():
     plan = Plan("fedavg", 3, 2, network=Network("mlp")).with_codec("small")
     with pytest.raises(SettingsError, match='codec = "lossless"'):
         demand_buffered_fit(POLICY, plan)
     demand_buffered_fit(POLICY, Plan("fedavg", 3, 2, network=Network("mlp")).with_codec("lossless"))
 
 
-def test_updates_that_are_coded_without_loss_are_read_with_the_broadcast_of_their_own_task(
-    tmp_path, monkeypatch
-):
-    """The update that a device makes is the update that the server half gets, also if it is late."""
+def test_late_lossless_updates_are_decoded_with_the_broadcast_of_their_task(tmp_path, monkeypatch):
+    """The server half gets the same update that the device has computed, also if it is late."""
     sent, used = set(), set()
     real = Stepper.reply
 
@@ -245,7 +241,7 @@ def digest(arrays):
     return hashlib.sha256(b"".join(arrays[name].numpy().tobytes() for name in sorted(arrays))).hexdigest()
 
 
-def test_a_synchronous_line_has_no_age(tmp_path):
+def test_the_line_of_a_synchronous_round_has_no_staleness(tmp_path):
     run, file = federation(tmp_path, policy=replace(POLICY, mode="synchronous", buffer=0, rounds=2))
     seen = []
     run.service.run.observers.append(Closes(seen))

@@ -61,14 +61,14 @@ def test_coded_updates_take_fewer_bytes_and_both_ends_count_the_same(tmp_path, m
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in STAGES]
 )
-def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
+def test_restarts_of_all_parties_in_each_round_change_no_bit(tmp_path, method):
     whole = coded(tmp_path / "whole", method, STAGES[method]).run()
     run = coded(tmp_path / "run", method, STAGES[method])
     restart_in_each_round(run)
     assert_same(whole, run.run())
 
 
-def test_a_device_that_reads_no_codec_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_a_device_without_the_form_codec_is_refused_in_one_line(tmp_path, monkeypatch):
     run = coded(tmp_path, "fedavg", STAGES["fedavg"])
     monkeypatch.setattr(forms, "DEVICE_FORMS", tuple(f for f in forms.DEVICE_FORMS if f != forms.CODEC))
     run.kill("device-2")
@@ -117,7 +117,7 @@ BROKEN = {
     "nothing at all": (lambda arrays: {}, Reason.WRONG_ARRAYS),
     "not bytes": (lambda arrays: {"weights.~": np.zeros(5, np.float32)}, Reason.BAD_BODY),
     "not a row": (lambda arrays: {"weights.~": np.zeros((2, 5), np.uint8)}, Reason.BAD_BODY),
-    "an array beside it": (
+    "an additional array": (
         lambda arrays: {**arrays, "weights.more": np.zeros(3, np.float32)},
         Reason.WRONG_ARRAYS,
     ),
@@ -126,7 +126,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish(tmp_path, fault):
+def test_a_damaged_bundle_is_refused_with_its_reason_and_the_run_ends(tmp_path, fault):
     change, reason = BROKEN[fault]
     made = Lying(tmp_path, change)
     made.run.run()
@@ -139,7 +139,7 @@ def test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish(tmp_pa
     assert verdicts and verdicts[0]["reason"]
 
 
-def test_a_client_that_codes_honestly_is_accepted(tmp_path):
+def test_an_update_of_an_honest_client_with_a_codec_is_accepted(tmp_path):
     made = Lying(tmp_path, lambda arrays: arrays)
     made.run.run()
     assert not made.run.service.run.link.meter.rejected
@@ -147,7 +147,7 @@ def test_a_client_that_codes_honestly_is_accepted(tmp_path):
     assert verdicts == {"accepted"}
 
 
-def test_a_task_says_which_update_of_its_device_was_used_last(tmp_path):
+def test_a_task_names_the_last_used_update_of_its_device(tmp_path):
     made = Lying(tmp_path, lambda arrays: arrays)
     made.run.run()
     told = [fields.get("took") for kind, fields in made.liar.heard if kind == "task"]
@@ -155,15 +155,15 @@ def test_a_task_says_which_update_of_its_device_was_used_last(tmp_path):
     assert told[: rounds + 1] == [None, *([number, "train"] for number in range(1, rounds + 1))]
 
 
-def test_a_run_without_a_codec_has_the_messages_of_today():
+def test_the_plan_of_a_run_without_a_codec_does_not_name_a_codec():
     made = plan("fedavg")
     assert b"codec" not in made.encode()
     assert b"codec" in replace(made, codec=CodecSettings({"weights": RICE})).encode()
 
 
 @pytest.mark.parametrize("method", few(["fedavg", "fedprox", "fedproto", "moon"], 2))
-def test_updates_that_are_not_finite_end_a_run_as_they_do_without_a_codec(tmp_path, method):
-    """A coordinator that refused them for their size would not learn that the training has diverged."""
+def test_updates_that_are_not_finite_end_a_run_with_and_without_a_codec(tmp_path, method):
+    """A coordinator that refused these updates for their size would not notice that the training has diverged."""
     found = []
     for stages in (None, STAGES[method]):
         run = coded(

@@ -1,6 +1,6 @@
-"""Damaged files: the checksum finds them, a log line names them, and the run goes on without them.
+"""Damaged files: the checksum finds them, a log line names them, and the run continues without them.
 
-The run comes to the same bits.
+The run ends with the same bits.
 """
 
 import random
@@ -101,7 +101,7 @@ class Moments:
         2,
     ),
 )
-def test_a_damaged_snapshot_is_made_again_from_the_one_before(
+def test_a_damaged_snapshot_is_computed_again_from_the_earlier_snapshot(
     tmp_path, unbroken, caplog, damage, method, phase
 ):
     run = died_in(tmp_path, method, 2, phase)
@@ -112,13 +112,13 @@ def test_a_damaged_snapshot_is_made_again_from_the_one_before(
     assert "the snapshot of round 2 is damaged; the run goes back to the snapshot of round 1" in caplog.text
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
     assert {name: agent.state.saved.answers for name, agent in run.agents.items()} == asked, (
-        "nobody worked again"
+        "no device repeated its work"
     )
     run.run()
     assert_same(unbroken(method), run)
 
 
-def test_what_was_damaged_is_a_metric_and_an_event(tmp_path):
+def test_a_damaged_snapshot_is_reported_in_a_metric_and_an_event(tmp_path):
     run = died_in(tmp_path, "fedavg", 2, "train")
     flipped(newest_snapshot(tmp_path / "coordinator"))
     run.boot_coordinator()
@@ -131,7 +131,7 @@ def test_what_was_damaged_is_a_metric_and_an_event(tmp_path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_without_any_whole_snapshot_a_run_does_not_begin_anew_by_itself(tmp_path, damage):
+def test_a_run_without_a_whole_snapshot_does_not_start_again_by_itself(tmp_path, damage):
     run = died_in(tmp_path, "fedavg", 2, "train")
     folder = tmp_path / "coordinator"
     for path in (folder / "snapshots").iterdir():
@@ -157,7 +157,7 @@ def test_a_damaged_index_is_replaced_by_its_copy_and_kept(tmp_path, unbroken, ca
     assert_same(unbroken("fedpall"), run)
 
 
-def test_no_flipped_bit_of_an_index_changes_what_is_read_from_it(tmp_path):
+def test_a_flipped_bit_in_the_index_is_harmless_or_leads_to_the_copy(tmp_path):
     died_in(tmp_path / "run", "fedpall", 2, "mix")
     source = tmp_path / "run" / "coordinator"
     honest = contents(Index(source, Disk(durable=False)).db)
@@ -180,7 +180,7 @@ def contents(db):
     return {table: sorted(db.execute(f"SELECT * FROM {table}")) for table in tables}
 
 
-def test_an_index_and_a_copy_that_are_damaged_are_one_line(tmp_path):
+def test_a_damaged_index_with_a_damaged_copy_is_refused_in_one_line(tmp_path):
     died_in(tmp_path, "fedavg", 2, "train")
     folder = tmp_path / "coordinator"
     for name in ("spool.sqlite", "spool.copy.sqlite"):
@@ -194,7 +194,7 @@ def test_an_index_and_a_copy_that_are_damaged_are_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("which", "damage"), few([("open", "flipped"), ("open", "gone"), ("closed", "cut short")], 2)
 )
-def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken, caplog, which, damage):
+def test_a_damaged_answer_is_requested_again_and_has_the_same_bits(tmp_path, unbroken, caplog, which, damage):
     phase = "mix" if which == "closed" else "train"
     run = died_in(tmp_path, "fedpall", 2, phase)
     with sqlite3.connect(tmp_path / "coordinator" / "spool.sqlite") as db:
@@ -233,7 +233,7 @@ def fallbacks(run):
 
 @pytest.mark.parametrize("what", ["file", pytest.param("file and copy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", few(DAMAGE, 2))
-def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, caplog, damage, what):
+def test_a_damaged_device_json_is_replaced_by_its_copy(tmp_path, unbroken, caplog, damage, what):
     run, files = answered_and_killed(tmp_path, "fedpall")
     for name in what.split(" and "):
         DAMAGE[damage](files[name])
@@ -251,7 +251,7 @@ def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, ca
         ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "half and broadcast", "empty"),
     ], 2),
 )  # fmt: skip
-def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
+def test_a_device_with_damaged_files_goes_back_and_computes_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
 ):
     """The device has answered, and died before the coordinator took the answer."""
@@ -273,7 +273,7 @@ def a_round_later(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["file", "file and copy", "half", "answer", "half and answer"])
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
+def test_a_device_computes_a_lost_answer_again_even_if_its_round_is_over(
     tmp_path, unbroken, caplog, what, damage
 ):
     """FedPall's devices keep what they learn: without it, the next round would begin one step earlier."""
@@ -286,9 +286,7 @@ def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
     assert_same(unbroken("fedpall"), run)
 
 
-def test_a_device_that_dies_before_it_has_worked_a_lost_answer_out_does_so_at_its_next_start(
-    tmp_path, unbroken, caplog
-):
+def test_a_device_computes_a_lost_answer_again_after_further_crashes(tmp_path, unbroken, caplog):
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
     files["half"].unlink()
     for _ in range(3):
@@ -301,7 +299,7 @@ def test_a_device_that_dies_before_it_has_worked_a_lost_answer_out_does_so_at_it
 
 @pytest.mark.parametrize("starts", [1, 3])
 @pytest.mark.parametrize("what", ["half and broadcast", "answer and broadcast"])
-def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_says_so(tmp_path, what, starts):
+def test_a_device_that_cannot_recompute_a_lost_answer_stops_with_the_reason(tmp_path, what, starts):
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
     for name in what.split(" and "):
         files[name].unlink()
@@ -320,7 +318,7 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
 @pytest.mark.parametrize(
     "what", ["file and copy and second copy", "half and previous", "answer and previous"]
 )
-def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_itself(tmp_path, what):
+def test_a_device_without_the_record_of_its_progress_does_not_start(tmp_path, what):
     run, files = answered_and_killed(tmp_path, "fedpall")
     for name in what.split(" and "):
         files[name].unlink()
@@ -329,7 +327,7 @@ def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
 
 
-def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
+def test_a_second_copy_from_before_an_earlier_version_is_not_used(tmp_path):
     """An earlier version knows one copy, and writes only this copy."""
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
@@ -344,13 +342,13 @@ def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
         run.boot_device("device-1")
 
 
-def test_a_device_that_has_answered_nothing_yet_finds_its_boot_number_in_the_copy(tmp_path):
+def test_a_device_without_answers_reads_its_boot_number_from_the_copy(tmp_path):
     before = DeviceState(tmp_path).boot(7)
     (tmp_path / "device.json").unlink()
     assert DeviceState(tmp_path).boot(0) > before
 
 
-def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_path, caplog):
+def test_a_recomputed_answer_with_other_bytes_is_logged(tmp_path, caplog):
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
     files["half"].unlink()
     run.boot_device("device-1")
@@ -361,7 +359,7 @@ def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_p
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_a_device_trains_on_no_broadcast_that_has_rotted(tmp_path, unbroken, damage):
+def test_a_device_does_not_train_on_a_damaged_broadcast(tmp_path, unbroken, damage):
     run = simulation(tmp_path, "fedpall")
     agent = run.agents["device-1"]
     run.run(until=lambda: agent.state.last_round == 2)
@@ -373,7 +371,7 @@ def test_a_device_trains_on_no_broadcast_that_has_rotted(tmp_path, unbroken, dam
     assert_same(unbroken("fedpall"), run)
 
 
-def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp_path):
+def test_a_device_that_went_back_never_reuses_a_boot_number(tmp_path):
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     for _ in range(3):
@@ -420,7 +418,7 @@ def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
         3,
     ),
 )
-def test_one_file_that_says_it_is_of_a_later_version_is_a_damaged_one(tmp_path, unbroken, caplog, path):
+def test_a_single_file_with_a_later_format_is_treated_as_damaged(tmp_path, unbroken, caplog, path):
     run = died_in(tmp_path, "fedpall", 2, "mix")
     given_format(tmp_path / path, 3)
     run.boot_coordinator()

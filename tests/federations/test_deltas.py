@@ -64,20 +64,20 @@ def test_deltas_take_fewer_bytes_than_broadcasts(tmp_path, method):
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in STAGES]
 )
-def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
+def test_restarts_of_all_parties_in_each_round_change_no_bit(tmp_path, method):
     whole = coded(tmp_path / "whole", method, STAGES[method]).run()
     run = coded(tmp_path / "run", method, STAGES[method])
     restart_in_each_round(run)
     assert_same(whole, run.run())
 
 
-def test_the_first_weights_are_not_sent_because_each_device_makes_them(tmp_path):
+def test_the_first_weights_are_not_sent_because_each_device_computes_them(tmp_path):
     run = coded(tmp_path, "fedavg", STAGES["fedavg"])
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)
     assert all(received(agent.link) == 0 for agent in run.agents.values())
 
 
-def test_devices_that_sat_out_some_rounds_still_need_few_bytes(tmp_path):
+def test_devices_that_skip_some_rounds_still_need_few_bytes(tmp_path):
     """With two of five devices in a round, the newest broadcast of a device is often several rounds old."""
     shards = {f"device-{i}": shard(i) for i in range(5)}
     plain = coded(tmp_path / "plain", "fedavg", shards=shards, policy=SAMPLED).run()
@@ -87,7 +87,7 @@ def test_devices_that_sat_out_some_rounds_still_need_few_bytes(tmp_path):
         assert received(agent.link) < 0.3 * received(plain.agents[name].link)
 
 
-def test_a_device_that_comes_late_starts_from_the_first_weights(tmp_path):
+def test_a_late_device_receives_a_delta_to_the_first_weights(tmp_path):
     policy = RunPolicy(rounds=3, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = coded(tmp_path, "fedavg", STAGES["fedavg"], policy=policy)
     run.kill("device-2")
@@ -101,7 +101,7 @@ def test_a_device_that_comes_late_starts_from_the_first_weights(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["other bits", "not a delta"])
-def test_a_device_whose_delta_fails_fetches_the_whole_broadcast(tmp_path, fault, monkeypatch):
+def test_a_device_with_a_failed_delta_fetches_the_whole_broadcast(tmp_path, fault, monkeypatch):
     whole = coded(tmp_path / "whole", "fedavg", STAGES["fedavg"]).run()
     name = "protofleet.edge_client.received_delta.apply_delta"
     if fault == "other bits":
@@ -119,8 +119,8 @@ def test_a_device_whose_delta_fails_fetches_the_whole_broadcast(tmp_path, fault,
     assert all(received(agent.link) > 0.9 * rounds * size for agent in run.agents.values())
 
 
-def test_updates_are_added_to_the_arrays_that_the_method_really_has(tmp_path):
-    """Added to the rounded arrays, what the broadcast has not sent yet would be lost."""
+def test_updates_are_added_to_the_exact_arrays_of_the_server_half(tmp_path):
+    """If updates were added to the rounded arrays, the rounding losses of the broadcast would be lost."""
     run = coded(tmp_path, "fedavg", STAGES["fedavg"]).run()
     runner, spool, plan = run.service.run.server_runner, run.service.run.spool, run.plan
     link = runner.chain.links[-2]

@@ -1,4 +1,4 @@
-"""A device that one of its two runs does not select any more goes on with the other run."""
+"""A device that one of its two runs no longer selects continues with the other run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.two_runs import DEVICES, MOMENTS, SOON, TwoRuns
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda one: one.__name__)
-def test_a_device_that_loses_its_label_during_its_work_works_on_for_its_other_run(tmp_path, moment):
+def test_a_device_that_loses_the_label_of_one_run_continues_with_its_other_run(tmp_path, moment):
     two = TwoRuns(tmp_path)
     two.go_on("red", "blue")
     moment(two)

@@ -45,7 +45,7 @@ def ledger(run, device):
         ("fedgram", "sample", 1),
     ],
 )
-def test_both_sides_count_the_same_releases_and_the_claim_is_the_budget(method, unit, releases, tmp_path):
+def test_both_sides_count_the_same_releases_and_epsilon_reaches_the_budget(method, unit, releases, tmp_path):
     run = private(tmp_path, method, unit, releases)
     run.run()
     found = run.service.run.releases
@@ -77,7 +77,7 @@ def test_the_record_of_a_round_has_the_epsilon_so_far_and_its_limit(tmp_path):
     assert 0 < shown[0]["epsilon"] < shown[1]["epsilon"] == shown[2]["epsilon"] <= 8.0
 
 
-def test_a_device_whose_budget_is_used_up_refuses_the_task_and_the_run_goes_on_without_it(tmp_path):
+def test_a_device_without_privacy_budget_refuses_tasks_and_the_run_continues(tmp_path):
     run = private(tmp_path)
     run.run(until=lambda: run.service.run.machine.round == 1 and bool(ledger(run, LEAVING)))
     table = run.agents[LEAVING].state.table
@@ -93,7 +93,7 @@ def test_a_device_whose_budget_is_used_up_refuses_the_task_and_the_run_goes_on_w
     assert [len(run.service.run.releases.releases(device)) for device in others] == [2, 2]
 
 
-def test_an_update_that_is_sent_again_is_the_same_bytes_and_one_release(tmp_path):
+def test_an_update_that_is_sent_again_has_the_same_bytes_and_is_one_release(tmp_path):
     run = private(tmp_path)
     run.run(until=lambda: bool(ledger(run, LEAVING)))
     before = run.agents[LEAVING].state.saved.answers[-1].object
@@ -108,7 +108,7 @@ def test_an_update_that_is_sent_again_is_the_same_bytes_and_one_release(tmp_path
     assert run.service.run.releases.releases(LEAVING) == ledger(run, LEAVING)
 
 
-def test_an_update_that_is_lost_from_the_disk_and_made_again_is_one_more_release(tmp_path):
+def test_an_update_that_is_computed_again_is_one_more_release(tmp_path):
     run = private(tmp_path, rounds=3)
     run.run(until=lambda: bool(ledger(run, LEAVING)))
     state = run.agents[LEAVING].state
@@ -123,7 +123,7 @@ def test_an_update_that_is_lost_from_the_disk_and_made_again_is_one_more_release
     assert len(run.service.run.releases.releases(LEAVING)) <= 3
 
 
-def test_a_device_that_comes_back_with_an_older_copy_of_its_ledger_keeps_the_newer_one(tmp_path):
+def test_a_device_with_a_damaged_ledger_file_reads_the_ledger_from_its_copies(tmp_path):
     run = private(tmp_path)
     run.run()
     state = run.agents[LEAVING].state
@@ -145,7 +145,7 @@ def test_a_new_run_does_not_remove_the_releases_of_earlier_runs(tmp_path):
     assert [row["run"] for row in book["releases"]] == ["simulated", "simulated"]
 
 
-def test_without_dp_there_is_no_ledger_and_no_noise(tmp_path):
+def test_a_run_without_dp_has_no_ledger(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=POLICY).run()
     assert run.service.run.releases is None
     assert (
@@ -153,6 +153,6 @@ def test_without_dp_there_is_no_ledger_and_no_noise(tmp_path):
     )
 
 
-def test_the_epsilon_of_a_ledger_is_that_of_its_releases():
+def test_each_release_of_a_ledger_increases_its_epsilon():
     one = PrivateRelease("run", 1, "train", 1, "weights", "device", 32768.0, 32768.0 / 2, 10, 0.0)
     assert spent_epsilon([one], 1e-5) < spent_epsilon([one, replace(one, attempt=2)], 1e-5)

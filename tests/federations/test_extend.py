@@ -1,4 +1,4 @@
-"""A run whose number of rounds is changed has the bits of a run that was planned so, also after a kill."""
+"""A run with a changed number of rounds has the bits of a run that was planned with it, also after a crash."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def planned(tmp_path_factory):
 
 
 def extend(run, rounds, name=1, commits=True):
-    """Give the command, and return its result; None if the coordinator has told nothing yet."""
+    """Give the command, and return its result; None if the coordinator has not sent it yet."""
     told, commands = [], run.service.run.operator_commands
     command = OperatorCommand(bytes([name]) * 16, "local:ann", "extend", rounds=rounds)
     commands.execute(command, told.append, run.clock.now)
@@ -39,7 +39,7 @@ def extend(run, rounds, name=1, commits=True):
 
 def reboot(run):
     run.kill("coordinator")
-    run.service.run.spool.close()  # What was not committed is lost.
+    run.service.run.spool.close()  # Changes that were not committed are lost.
     run.boot_coordinator()
 
 
@@ -49,7 +49,7 @@ def is_at(run, number, stage):
 
 
 @pytest.mark.parametrize("method", PLANNED)
-def test_a_run_that_is_extended_trains_on_and_ends_with_the_bits_of_a_longer_plan(tmp_path, planned, method):
+def test_an_extended_run_ends_with_the_bits_of_a_run_that_was_planned_longer(tmp_path, planned, method):
     run = of_rounds(tmp_path, method, 2)
     plan = run.plan.encode()
     run.run(until=lambda: is_at(run, 2, Stage.COLLECTING))
@@ -67,9 +67,7 @@ def test_a_run_that_is_extended_trains_on_and_ends_with_the_bits_of_a_longer_pla
 
 @pytest.mark.parametrize("stage", [Stage.COLLECTING, Stage.COMPUTING])
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_kill_before_or_after_the_commit_changes_nothing_if_the_command_is_sent_again(
-    tmp_path, planned, stage, commits
-):
+def test_a_repeated_extend_command_has_the_same_effect_after_a_crash(tmp_path, planned, stage, commits):
     run = of_rounds(tmp_path, "fedavg", 2)
     run.run(until=lambda: is_at(run, 2, stage))
     assert (extend(run, 4, commits=commits) is not None) is commits
@@ -79,7 +77,7 @@ def test_a_kill_before_or_after_the_commit_changes_nothing_if_the_command_is_sen
     assert_same(run.run(), planned("fedavg"))
 
 
-def test_a_run_can_have_only_rounds_that_are_not_over_and_says_the_least_number(tmp_path, planned):
+def test_extend_refuses_too_few_rounds_and_names_the_smallest_number(tmp_path, planned):
     run = of_rounds(tmp_path, "fedavg", 9)
     run.run(until=lambda: is_at(run, 4, Stage.COLLECTING))
     assert extend(run, 3, name=1) == ("refused", "round 4 has begun, so --rounds must be at least 4")
@@ -91,7 +89,7 @@ def test_a_run_can_have_only_rounds_that_are_not_over_and_says_the_least_number(
     assert_same(run.run(), planned("fedavg"))
 
 
-def test_a_method_whose_settings_depend_on_the_number_of_rounds_refuses_another_number(tmp_path):
+def test_extend_is_refused_if_the_method_depends_on_the_number_of_rounds(tmp_path):
     run = simulation(tmp_path, "fedkd", policy=replace(POLICY, rounds=2))
     verdict, words = extend(run, 4)
     assert verdict == "refused" and words.startswith("fedkd cannot have another number of rounds, because")

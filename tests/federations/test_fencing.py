@@ -1,6 +1,6 @@
-"""Two parties of one kind on one folder: the later one goes on.
+"""Two parties of one kind use one folder: the later one continues.
 
-The earlier one says why it stops, and damages nothing.
+The earlier one stops with a reason, and damages nothing.
 """
 
 import threading
@@ -25,13 +25,13 @@ def answer(state, round=1):
     return Answer(f"{round:064x}", round, "train", HASH, name, 5, {})
 
 
-def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
+def test_only_the_later_of_two_processes_of_one_device_writes(tmp_path):
     old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
     old.save_answer(answer(old), {})
     new = DeviceState(tmp_path, durable=False)
-    assert new.boot(5) == 6, "above the other's, whatever the clock says"
+    assert new.boot(5) == 6, "the boot number is above that of the other process, independent of the clock"
     with pytest.raises(
         TakenOverError, match=r"taken over .*boot number 6; this process, with boot number 5, stops"
     ) as error:
@@ -59,8 +59,8 @@ class At(Disk):
     ("step", "name"),
     [("rename", "objects/*.body"), ("sync", ".device.json.*.new"), ("rename", "device.json")],
 )
-def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
-    """The loop hears the refusal of its name at any point of the worker's writing."""
+def test_a_device_that_is_superseded_during_a_write_keeps_the_answer_and_the_boot(tmp_path, step, name):
+    """The loop may receive the refusal of its name at any step of a write of the worker."""
     state, threads = DeviceState(tmp_path, durable=False), []
     state.boot(5)
     state.begin("spring", HASH)
@@ -78,7 +78,7 @@ def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(t
         assert found.file.boot == 9 and found.saved.answers == [worked]
 
 
-def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
+def test_a_superseded_process_leaves_its_folder_to_the_newer_process(tmp_path):
     old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
@@ -93,7 +93,7 @@ def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_f
 
 
 @pytest.mark.slow
-def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path):
+def test_an_older_process_that_resumes_its_training_changes_no_bit(tmp_path):
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 1)
     old = run.agents["device-1"]
@@ -106,7 +106,7 @@ def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path)
 
 
 @pytest.mark.parametrize("command", [Close(1, "train", ("device-0",)), Rollback()])
-def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(tmp_path, command):
+def test_a_superseded_coordinator_writes_nothing(tmp_path, command):
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.answered)
     old = run.service
@@ -117,7 +117,7 @@ def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 
 
-def test_what_the_worker_of_a_coordinator_that_was_thought_dead_has_done_changes_nothing(tmp_path):
+def test_the_worker_of_a_superseded_coordinator_changes_nothing(tmp_path):
     """The worker comes back late, and prunes no broadcast of the other coordinator."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.stage is Stage.COMPUTING)
@@ -130,12 +130,12 @@ def test_what_the_worker_of_a_coordinator_that_was_thought_dead_has_done_changes
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 
 
-def test_coordinators_that_start_at_once_never_share_an_epoch(tmp_path):
+def test_coordinators_that_start_at_the_same_time_have_different_epochs(tmp_path):
     spools = [Spool(tmp_path, durable=False) for _ in range(5)]
     assert [spool.start_run("spring", "{}", 7) for spool in spools] == [7, 8, 9, 10, 11]
 
 
-def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_path):
+def test_messages_of_the_older_of_two_devices_with_one_identity_are_rejected(tmp_path):
     """A copied SD card has the same keys in another folder."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2)

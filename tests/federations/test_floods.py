@@ -1,4 +1,4 @@
-"""Liars that send too much, or never come to an end: work, memory and disk are bounded.
+"""Liars that send too much, or never finish: work, memory and disk are bounded.
 
 They delay no other device.
 """
@@ -91,7 +91,7 @@ STORMS = {f.__name__: f for f in (hellos, garbage, forged, wants, farewells, upd
 
 
 @pytest.mark.parametrize("storm", STORMS.values(), ids=STORMS)
-def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, storm):
+def test_a_flood_of_messages_is_counted_and_changes_no_bit(tmp_path, honest, storm):
     run, liar = with_liar(tmp_path, answers=storm)
     sent_to_liar = []
     publish = run.broker.publish
@@ -108,7 +108,7 @@ def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, st
 
 
 @pytest.mark.slow
-def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path, honest):
+def test_a_thousand_unknown_devices_are_counted_and_use_little_memory(tmp_path, honest):
     run, liar = with_liar(tmp_path)
 
     def strangers():
@@ -123,7 +123,7 @@ def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path
     tracemalloc.stop()
     assert set(rejected(run)) == {Reason.UNKNOWN_SENDER, Reason.FLOOD, Reason.BANNED}
     link = run.service.link
-    assert len(link.missing()) <= 4, "numbers are kept of those with a key"
+    assert len(link.missing()) <= 4, "numbers are kept only for devices with a key"
     assert not list((tmp_path / "coordinator" / "updates").glob("stranger*"))
     assert peak < 48 << 20
     assert_same(honest, run)
@@ -147,7 +147,7 @@ def in_files(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_files")
-def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase_is_over(tmp_path, honest):
+def test_offers_without_blocks_hold_one_file_and_none_after_the_phase(tmp_path, honest):
     run, liar = with_liar(tmp_path, answers=offers_without_end)
     most = []
     run.run(until=lambda: bool(most.append(len(parts_on_disk(run)))) or run.service.finished)
@@ -156,8 +156,8 @@ def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase
     assert_same(honest, run)
 
 
-def test_an_offer_takes_no_disk_before_its_blocks_come(tmp_path):
-    """Otherwise one mute device holds a gigabyte, and a small disk has no room to save a round beside it."""
+def test_an_offer_takes_no_disk_space_before_its_blocks_arrive(tmp_path):
+    """Otherwise one silent device would hold a gigabyte, and a small disk would have no room to save a round."""
     store, size = ObjectStore(tmp_path), 1 << 30
     manifest = Manifest(bytes(32), size, 1 << 20, (bytes(16),) * 1024, (("weights", size),), KEY)
     partial = store.begin(manifest)
@@ -175,7 +175,7 @@ def one_offer_that_never_comes(liar, place):
 
 
 class TakenByParts(Disk):
-    """A disk on which, from a moment on, unfinished answers take the room that a save needs."""
+    """A disk on which, from some time on, unfinished answers take the space that a save needs."""
 
     def __init__(self, now):
         super().__init__(durable=False)
@@ -187,7 +187,7 @@ class TakenByParts(Disk):
 
 
 @pytest.mark.usefixtures("in_files")
-def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
+def test_a_save_without_disk_space_removes_unfinished_answers(tmp_path):
     """A round that begins again is saved before any phase ends, so nothing else would free the room."""
     run = []
 
@@ -221,7 +221,7 @@ class FullOfParts(Disk):
 
 
 @pytest.mark.usefixtures("in_files")
-def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_half_here(tmp_path):
+def test_an_accepted_answer_without_index_space_removes_unfinished_answers(tmp_path):
     """The answer waits before every step that would end the phase, so nothing else would free the room."""
     disks = {"coordinator": FullOfParts()}
     run = simulation(tmp_path, "fedavg", make_disk=lambda name: disks.get(name) or Disk(durable=False))
@@ -230,8 +230,8 @@ def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_hal
     assert run.service.finished and disks["coordinator"].met > 0
 
 
-def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_others(tmp_path, monkeypatch):
-    """Four of them have asked for the whole budget before the first honest answer is offered."""
+def test_slow_liars_do_not_block_the_credit_of_honest_devices(tmp_path, monkeypatch):
+    """Four liars have taken the whole credit before the first honest answer is offered."""
     policy = replace(POLICY, rounds=1, quorum=7, patience_seconds=60.0)
     run = simulation(tmp_path, "fedavg", policy=policy)
     in_blocks(run, monkeypatch)
@@ -252,10 +252,10 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
     assert held == 256 and len(liars) == 4
     begun = run.clock.now
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)
-    assert run.clock.now - begun < 15, "they wait for eight seconds, not for the deadline"
+    assert run.clock.now - begun < 15, "the honest devices wait for eight seconds, not for the deadline"
 
 
-def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fetched(tmp_path):
+def test_answers_without_spool_space_are_rejected_as_no_room(tmp_path):
     run = simulation(
         tmp_path,
         "fedavg",
@@ -267,7 +267,7 @@ def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fet
     assert run.service.finished and run.service.run.spool.bytes_of_answers() <= 40_000
 
 
-def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(tmp_path):
+def test_a_device_rejects_messages_for_another_device_and_of_an_older_epoch(tmp_path):
     ends = Ends(tmp_path, "ab", NetworkConditions())
     old = ends.coordinator.seal(Task(1, "train"), "a")
     for_b = ends.coordinator.seal(Task(1, "train"), "b")
@@ -279,7 +279,7 @@ def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(
     assert +ends.links["a"].meter.rejected == {Reason.WRONG_RECIPIENT: 1, Reason.STALE_EPOCH: 1}
 
 
-def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
+def test_a_changed_block_is_rejected_and_counted(tmp_path):
     ends = Ends(tmp_path, "a", NetworkConditions(delay=0.1))
     from tests.protocol.ends import weights
 
@@ -292,7 +292,7 @@ def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
     assert +ends.coordinator.meter.rejected == {Reason.BAD_BLOCK: 1}
 
 
-def test_no_reason_is_without_a_test_that_brings_it_about():
+def test_each_reason_occurs_in_a_test():
     here = Path(__file__).parent
     text = "".join(
         (here / name).read_text() for name in ("test_malice.py", "test_floods.py", "test_replay.py")

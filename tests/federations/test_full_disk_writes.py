@@ -25,7 +25,7 @@ POLICY = RunPolicy(quorum=2, cohort=2, patience_seconds=3000.0, settle_seconds=0
 DEVICE = "device-1"
 SECONDS = 6.4  # Virtual seconds; the device waits and tries again in this time.
 # FedPall has two phases, a state on the device, and broadcasts of many blocks. With the codec, the device also keeps
-# what rounding has lost. The coordinator keeps the updates of FedNCM.
+# the rounding losses. The coordinator keeps the updates of FedNCM.
 METHODS = ("fedavg", f"fedavg{CODED}", "fedpall", "scaffold", "fedncm", "fedplcc")
 
 
@@ -94,7 +94,7 @@ def numbers_of(disk, kind):
 
 
 @pytest.mark.parametrize("seconds", [0.0, SECONDS])
-def test_a_disk_that_becomes_full_within_a_block_changes_no_bit(tmp_path, seconds):
+def test_a_disk_that_becomes_full_during_the_write_of_a_block_changes_no_bit(tmp_path, seconds):
     whole = run_on(tmp_path / "undisturbed", "fedpall", rounds=1)
     blocks = numbers_of(whole, ".part")
     assert len(blocks) > 30, "the broadcast has only a few blocks"
@@ -104,11 +104,11 @@ def test_a_disk_that_becomes_full_within_a_block_changes_no_bit(tmp_path, second
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_disk_that_becomes_full_within_a_write_changes_no_bit(tmp_path, method):
+def test_a_disk_that_becomes_full_during_any_write_changes_no_bit(tmp_path, method):
     whole = run_on(tmp_path / "undisturbed", method)
     blocks = numbers_of(whole, ".part")
     others = [n for n in range(whole.first, len(whole.written) + 1) if n not in blocks]
-    # Every second write takes part, and a few of the blocks, because a run of FedPall takes a second.
+    # The test tries every second write, and a few of the blocks, because a run of FedPall takes a second.
     for i, number in enumerate(sorted([*others[::2], *blocks[::20]])):
         found = run_on(tmp_path / str(number), method, number, (0.0, SECONDS)[i % 2])
         assert_same(whole.run, found.run)

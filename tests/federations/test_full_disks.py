@@ -1,4 +1,4 @@
-"""A disk that is full for a while: nothing new begins, and one line says so.
+"""While a disk is full, no new work begins, and one log line states the reason.
 
 The run ends with the same bits.
 """
@@ -19,7 +19,7 @@ from tests.support.small_federation import assert_same, once_each, simulation
 class Full(Disk):
     """A disk that is full between two moments.
 
-    It says so when it is asked, or (rude) only when something is written.
+    It reports no free space, or (rude) fails only when a file is written.
     """
 
     def __init__(self, clock, since, until, rude):
@@ -58,7 +58,7 @@ def with_a_full_disk(folder, party, method, since, seconds, rude):
 @pytest.mark.parametrize("rude", [False, True], ids=["asked", "written"])
 @pytest.mark.parametrize("since", [0.4, 1.4, 1.62, 2.3, 3.2])
 @pytest.mark.parametrize(("party", "method"), [("coordinator", "fedpall"), ("device-1", "fedavg")])
-def test_a_run_waits_for_room_and_ends_with_the_same_bits(
+def test_a_run_waits_for_disk_space_and_ends_with_the_same_bits(
     tmp_path, unbroken, caplog, party, method, since, rude
 ):
     run, disk = with_a_full_disk(tmp_path, party, method, since, 25.0, rude)
@@ -69,11 +69,13 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
     said = [r.message for r in caplog.records if "is full" in r.message]
     assert len(said) <= 1, said
     again = [r.message for r in caplog.records if "there is room again" in r.message]
-    outlasted = run.clock.now > since + 25.0  # The last evaluation does not wait for a device without room.
+    outlasted = (
+        run.clock.now > since + 25.0
+    )  # The last evaluation does not wait for a device with a full disk.
     assert len(again) == (len(said) if outlasted else 0)
     if not rude:
         begun = [where for step, where in disk.met if "new-" in where or ".part" in where]
-        assert len(begun) <= 1, "work that had begun may meet the full disk; nothing is begun on it"
+        assert len(begun) <= 1, "only work from before may write to the full disk"
 
 
 class Failing(Disk):
@@ -92,7 +94,7 @@ class Failing(Disk):
         if step == "commit" and 1.4 <= self.clock() < 30.0:
             self.met += 1
             error = sqlite3.OperationalError(self.words)
-            name_full(error, what.parent)  # The connection of the index does the same.
+            name_full(error, what.parent)  # The connection of the index calls it in the same way.
             raise error
 
 
@@ -101,7 +103,7 @@ class Failing(Disk):
     ("words", "said"),
     [("database is locked", "held by another"), ("unable to open database file", "is full (unable")],
 )
-def test_a_lock_and_a_disk_without_inodes_are_waited_for(
+def test_a_run_waits_for_a_locked_index_and_for_free_inodes(
     tmp_path, unbroken, caplog, monkeypatch, words, said
 ):
     monkeypatch.setattr(os, "statvfs", without_inodes(os.statvfs))
@@ -140,31 +142,33 @@ def unbroken(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
-def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
+def test_an_answer_without_disk_space_is_rejected_before_the_fetch(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "coordinator", "fedavg", 1.3, 1e9, rude=False)
     run.clock.run(lambda: run.clock.now > 45)
     assert (
         run.service.run.queue.full_disk.problem and run.service.run.link.meter.rejected[Reason.NO_ROOM] >= 3
     )
-    assert run.service.run.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
+    assert run.service.run.machine.round == 1 and not disk.met, (
+        "the coordinator checks the free space before it writes"
+    )
     assert run.service.run.spool.bytes_of_answers() == 0
     disk.until = run.clock.now
     run.run()
     assert run.service.finished and not run.service.run.queue.full_disk.problem
 
 
-def test_a_device_without_room_begins_no_training(tmp_path):
+def test_a_device_without_disk_space_does_not_train(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "device-1", "fedavg", 0.52, 1e9, rude=False)
     run.clock.run(lambda: run.clock.now > 40)
     assert run.agents["device-1"].view.disk_full and not run.agents["device-1"].state.saved.answers
-    assert not [where for _, where in disk.met if "new-" in where], "no answer was worked out for nothing"
+    assert not [where for _, where in disk.met if "new-" in where], "no answer is computed in vain"
     disk.until = run.clock.now
     run.run()
     assert run.service.finished and run.agents["device-1"].state.saved.answers
 
 
-def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
-    """They are kept for a damaged snapshot, but room is worth more. That they were accepted is kept."""
+def test_answers_of_the_earlier_round_are_removed_to_make_room(tmp_path):
+    """The answers are kept for a damaged snapshot, but free space is more important. Their verdicts stay."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
     spool, gate = run.service.run.spool, run.service.run.gate
@@ -173,4 +177,4 @@ def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
     gate.limits = type(gate.limits)(answer_bytes=before, spool_bytes=before + 1)
     gate.reserve("device-0", before)
     assert spool.bytes_of_answers() == 0 and not list((tmp_path / "coordinator" / "answers").glob("*"))
-    assert spool.recover()[0].earlier.keys() == run.agents.keys(), "a repetition gets the same verdict"
+    assert spool.recover()[0].earlier.keys() == run.agents.keys(), "a repeated answer gets the same verdict"

@@ -1,4 +1,4 @@
-"""If the server half fails at some answers, the round is repeated without them, wherever it fails."""
+"""If some answers make the server half fail at any step, the round is repeated without these answers."""
 
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def assert_repeated_without(run, file, *devices):
     assert aside == set(devices)
 
 
-def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeypatch, caplog):
+def test_several_answers_that_make_a_round_fail_are_put_aside_together(tmp_path, monkeypatch, caplog):
     fails_at_strikes(monkeypatch, protofleet.methods.fedavg, "weighted_mean")
     strikes = {LIAR: [(2, "train")], SECOND: [(2, "train")]}
     run, file = federation(tmp_path, "fedavg", strikes)
@@ -94,7 +94,7 @@ def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeyp
     assert sum(run.service.run.link.meter.rejected.values()) == 2
 
 
-def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeypatch):
+def test_a_run_diverges_if_a_majority_of_answers_makes_the_round_fail(tmp_path, monkeypatch):
     fails_at_strikes(monkeypatch, protofleet.methods.fedavg, "weighted_mean")
     run, _ = federation(tmp_path, "fedavg", {f"device-{i}": [(2, "train")] for i in (1, 2, 3)})
     run.run()
@@ -120,15 +120,15 @@ def fails_at_the_start_of_round_three(monkeypatch):
     monkeypatch.setattr(protofleet.methods.fedavg, "weighted_mean", marked)
 
 
-def test_where_the_next_round_cannot_begin_it_is_told_from_that(tmp_path, monkeypatch):
+def test_an_answer_that_makes_the_next_round_fail_is_put_aside(tmp_path, monkeypatch):
     fails_at_the_start_of_round_three(monkeypatch)
     run, file = federation(tmp_path, "fedavg", {LIAR: [(2, "train")]})
     run.run()
     assert_repeated_without(run, file, LIAR)
 
 
-def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(tmp_path, monkeypatch):
-    """No later round knows them, and their answers are used all the same."""
+def test_a_repeated_round_uses_answers_of_devices_that_have_left(tmp_path, monkeypatch):
+    """No later round includes these devices, and their answers are used."""
     fails_at_the_start_of_round_three(monkeypatch)
     run, file = federation(tmp_path, "fedavg", {LIAR: [(2, "train")]}, quorum=3)
     machine = run.service.run.machine
@@ -155,7 +155,7 @@ def fails_after_mix(monkeypatch, when):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["train", "mix"])
-def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monkeypatch, phase):
+def test_a_guilty_answer_is_found_in_either_phase_of_a_round(tmp_path, monkeypatch, phase):
     if phase == "train":
         fails_at_strikes(monkeypatch, protofleet.methods.fedpall.Server, "merge", argument=1)
     else:
@@ -180,10 +180,8 @@ def struck_prototypes(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crash", [False, True])
-def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both(
-    tmp_path, monkeypatch, crash
-):
-    """The others get the task of the second phase once more, because it has another broadcast now."""
+def test_an_answer_that_breaks_the_second_phase_is_left_out_of_both_phases(tmp_path, monkeypatch, crash):
+    """The other devices get the task of the second phase again, because its broadcast has changed."""
     struck_prototypes(monkeypatch)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")]})
     if crash:
@@ -195,7 +193,7 @@ def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both
 
 
 @pytest.mark.slow
-def test_a_second_liar_in_a_later_phase_of_the_repeated_round_is_found_too(tmp_path, monkeypatch):
+def test_a_second_liar_in_a_later_phase_of_a_repeated_round_is_put_aside_too(tmp_path, monkeypatch):
     fails_at_strikes(monkeypatch, protofleet.methods.fedpall.Server, "merge", argument=1)
     fails_after_mix(monkeypatch, holds_strike)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")], SECOND: [(2, "mix")]})

@@ -1,4 +1,4 @@
-"""A method that trains nothing asks each device once; devices may come late, stay away, or be removed."""
+"""A method without training asks each device once. Devices may come late, stay away, or be removed."""
 
 import logging
 from dataclasses import replace
@@ -23,7 +23,7 @@ LATE = "device-2"
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """Return a run in which all devices are there from the beginning."""
+    """Return a run in which all devices are present from the beginning."""
     return simulation(tmp_path_factory.mktemp("together"), METHOD, policy=POLICY).run()
 
 
@@ -49,7 +49,7 @@ def in_round(run, number):
     return machine.round == number and machine.stage is Stage.COLLECTING
 
 
-def test_a_late_device_costs_its_own_upload_and_the_head_has_the_bits_of_a_run_with_all(together, tmp_path):
+def test_a_late_device_sends_one_upload_and_the_head_has_the_bits_of_a_run_with_all(together, tmp_path):
     run = begun_without(LATE, tmp_path)
     run.boot_device(LATE)
     run.run()
@@ -63,7 +63,9 @@ def test_a_late_device_costs_its_own_upload_and_the_head_has_the_bits_of_a_run_w
     [0.2, pytest.param(20.0, marks=pytest.mark.slow)],
     ids=["back at once", "back after its round has ended"],
 )
-def test_a_late_device_that_is_killed_during_its_upload_counts_once(together, tmp_path, monkeypatch, away):
+def test_a_late_device_that_is_killed_during_its_upload_is_counted_once(
+    together, tmp_path, monkeypatch, away
+):
     run = begun_without(LATE, tmp_path)
     in_blocks(run, monkeypatch)
     run.boot_device(LATE)
@@ -76,7 +78,7 @@ def test_a_late_device_that_is_killed_during_its_upload_counts_once(together, tm
     assert run.service.run.machine.ended_early.round == (2 if away < 1 else 3)
 
 
-def test_a_device_that_never_comes_is_named_and_the_head_is_that_of_the_others(tmp_path, caplog):
+def test_the_reason_of_the_end_names_an_absent_device_and_the_head_lacks_it(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     run = begun_without(LATE, tmp_path)
     began = run.clock.now
@@ -94,7 +96,7 @@ def test_a_device_that_never_comes_is_named_and_the_head_is_that_of_the_others(t
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_killed_while_it_waits_for_a_late_device_asks_nobody_again(together, tmp_path):
+def test_a_coordinator_that_crashes_while_it_waits_asks_no_device_twice(together, tmp_path):
     run = begun_without(LATE, tmp_path)
     run.kill("coordinator")
     run.boot_coordinator()
@@ -133,9 +135,7 @@ def files_with(run, data):
     ],
     ids=["", "killed before the round", "killed in the round", "all evaluate before the round"],
 )
-def test_a_removed_device_leaves_the_bits_of_a_run_without_it_and_no_file_with_its_answer(
-    tmp_path, killed, policy
-):
+def test_removing_a_device_removes_its_answer_from_the_head_and_from_all_files(tmp_path, killed, policy):
     run = begun_without(LATE, tmp_path / "with", policy)
     sent = answer_of(run, GONE)
     assert files_with(run, sent)
@@ -159,9 +159,7 @@ def test_a_removed_device_leaves_the_bits_of_a_run_without_it_and_no_file_with_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedpft", "fedgram"])
-def test_a_late_device_and_a_removed_one_leave_the_bits_of_a_run_of_the_others_with_every_method(
-    tmp_path, method
-):
+def test_other_methods_support_late_and_removed_devices(tmp_path, method):
     policy = replace(POLICY, weight_cap=1.0)  # The median differs between the rounds.
     run = simulation(tmp_path / "with", method, policy=policy)
     run.kill(LATE)
@@ -176,7 +174,7 @@ def test_a_late_device_and_a_removed_one_leave_the_bits_of_a_run_of_the_others_w
     assert_same_head(run, without)
 
 
-def test_an_answer_of_a_device_that_is_removed_during_the_last_evaluation_is_not_in_the_saved_state(tmp_path):
+def test_an_answer_that_is_removed_during_the_last_evaluation_is_not_saved(tmp_path):
     run = simulation(tmp_path, METHOD, policy=POLICY)
     run.run(until=lambda: in_round(run, 2))
     sent = answer_of(run, GONE)
@@ -194,9 +192,9 @@ def in_best(run, data):
 @pytest.mark.parametrize(
     "again",
     [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["nobody comes then", "another device comes then"],
+    ids=["no device comes then", "another device comes then"],
 )
-def test_no_best_model_keeps_the_answer_of_a_device_that_is_removed_while_the_run_waits(tmp_path, again):
+def test_the_best_model_loses_the_answer_of_a_device_that_is_removed_in_a_wait(tmp_path, again):
     last, few = "device-3", "device-4"
     policy = replace(POLICY, evaluate_every=1, patience_seconds=10.0)
     run = simulation(tmp_path, METHOD, policy=policy, shards={last: shard(3), few: shard(0, 6)})
@@ -250,7 +248,7 @@ def with_other_data(tmp_path_factory):
     "killed",
     ["", "before the device is back", "after the round has begun", "after the new answer"],
 )
-def test_a_device_that_is_enrolled_again_is_asked_again_and_nothing_of_its_old_answer_stays(
+def test_a_newly_enrolled_device_is_asked_again_and_its_old_answer_is_deleted(
     with_other_data, tmp_path, killed
 ):
     run = begun_without(LATE, tmp_path)
@@ -277,7 +275,7 @@ def test_a_device_that_is_enrolled_again_is_asked_again_and_nothing_of_its_old_a
 
 
 @pytest.mark.parametrize("stage", [Stage.COLLECTING, Stage.COMPUTING])
-def test_a_device_that_is_enrolled_again_during_a_round_is_asked_in_the_next_one(
+def test_a_device_that_is_enrolled_again_during_a_round_is_asked_in_the_next_round(
     with_other_data, tmp_path, stage
 ):
     run = begun_without(LATE, tmp_path)
@@ -292,7 +290,7 @@ def test_a_device_that_is_enrolled_again_during_a_round_is_asked_in_the_next_one
     assert_same_head(run, with_other_data)
 
 
-def test_a_device_that_is_enrolled_again_and_stays_away_leaves_the_head_of_the_others(tmp_path):
+def test_the_head_lacks_a_device_that_is_enrolled_again_and_stays_away(tmp_path):
     run = begun_without(LATE, tmp_path / "with")
     sent = answer_of(run, GONE)
     enrol_again(run, GONE, OTHER)

@@ -1,4 +1,4 @@
-"""A run whose codec loses nothing: the bits of a run without a codec, fewer bytes, and devices that read no codec."""
+"""A run with a lossless codec: the bits of a run without a codec, fewer bytes, and devices without the form codec."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.support.small_federation import assert_same, restart_in_each_round, s
 CNN = Network("cnn_bn")
 # The heads of arrays in a bundle count as bytes of arrays. Without a codec, the table in their place is control.
 HEADS = 1.02
-WELCOMES = 200  # bytes that the name of the codec takes in all welcomes together
+WELCOMES = 200  # The bytes of the name of the codec in all welcomes together.
 
 
 # One phase, small arrays, two phases, and updates of different sizes. The quick tests have the first.
@@ -49,7 +49,7 @@ def crossed(run, way):
 @pytest.mark.parametrize(
     "method", ["fedavg", pytest.param("fedlsa", marks=SLOW)]
 )  # FedLSA broadcasts anchors with the weights.
-def test_first_weights_are_not_sent_and_whole_numbers_are_packed(tmp_path, method):
+def test_the_first_weights_are_not_sent_and_integers_are_packed(tmp_path, method):
     plain = simulated(tmp_path / "plain", method, "off", CNN).run()
     run = simulated(tmp_path / "run", method, None, CNN).run()
     assert_same(plain, run)
@@ -75,7 +75,7 @@ def test_arrays_that_have_not_changed_are_not_sent_again(tmp_path):
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
+def test_restarts_of_all_parties_in_each_round_change_no_bit(tmp_path, method):
     whole = simulated(tmp_path / "whole", method, "off").run()
     run = simulated(tmp_path / "run", method, "lossless")
     restart_in_each_round(run)
@@ -83,7 +83,7 @@ def test_parties_that_restart_in_each_round_change_no_bit(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_bytes_before_coding_are_those_of_a_run_without_a_codec(tmp_path, method):
+def test_the_bytes_before_coding_equal_the_bytes_of_a_run_without_a_codec(tmp_path, method):
     lines = {}
     for codec in ("off", None):
         run, file = simulated(tmp_path / f"{codec}", method, codec), RoundsFile(tmp_path / f"{codec}.jsonl")
@@ -108,9 +108,7 @@ def reads_no_codec(monkeypatch, *old):
 
 
 @pytest.mark.parametrize("method", SHAPES)
-def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_codec(
-    tmp_path, method, monkeypatch
-):
+def test_a_device_without_the_form_codec_gets_and_sends_uncoded_arrays(tmp_path, method, monkeypatch):
     plain = simulated(tmp_path / "plain", method, "off").run()
     reads_no_codec(monkeypatch, "device-2")
     run = simulated(tmp_path / "run", method, None).run()
@@ -124,7 +122,7 @@ def test_a_device_that_reads_no_codec_gets_and_sends_what_it_does_without_a_code
 
 @pytest.mark.parametrize(("before", "after"), [(None, "off"), ("off", None), ("lossless", None)])
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedplcc", marks=SLOW)])
-def test_a_coordinator_that_starts_again_with_another_setting_changes_no_bit(tmp_path, method, before, after):
+def test_a_coordinator_that_restarts_with_another_codec_changes_no_bit(tmp_path, method, before, after):
     whole = simulated(tmp_path / "whole", method, "off").run()
     run = simulated(tmp_path / "run", method, before)
     bare = simulation(tmp_path / "bare", method, hyper=FEW_STEPS).plan
@@ -136,7 +134,7 @@ def test_a_coordinator_that_starts_again_with_another_setting_changes_no_bit(tmp
     assert not run.service.run.link.meter.rejected
 
 
-def test_a_device_leaves_a_run_that_sends_a_rounding_codec_beside_the_plan(tmp_path, monkeypatch):
+def test_a_device_leaves_a_run_whose_lossy_codec_is_not_in_the_plan(tmp_path, monkeypatch):
     rounding = CodecSettings({"weights": CodecStage("int8", "broadcast")})
     monkeypatch.setattr(
         "protofleet.coordinator.participants.written_codec",
@@ -147,7 +145,7 @@ def test_a_device_leaves_a_run_that_sends_a_rounding_codec_beside_the_plan(tmp_p
     assert "a codec that rounds must be in the plan" in run.agents["device-0"].view.problem
 
 
-def test_only_a_device_that_reads_codecs_is_told_of_one(tmp_path, monkeypatch):
+def test_only_the_welcome_of_a_device_with_the_form_codec_names_a_codec(tmp_path, monkeypatch):
     reads_no_codec(monkeypatch, "device-2")
     told = {}
     for codec in (None, "off"):
@@ -163,7 +161,7 @@ def test_only_a_device_that_reads_codecs_is_told_of_one(tmp_path, monkeypatch):
 
 
 def watch(agent, heard):
-    """Call `heard` with each welcome that a device takes."""
+    """Call `heard` with each welcome that a device accepts."""
     taken = agent.tasks.welcomed
 
     def welcomed(welcome, epoch):

@@ -1,4 +1,4 @@
-"""Liars among honest devices: every lie is counted under its own reason, and changes no learned bit."""
+"""Liars among honest devices: every false message is counted under its reason, and changes no learned bit."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
 
 POLICY = RunPolicy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
-METHOD = "fedproto"  # Its answers have values, labels and counts, so there is much to lie about.
+METHOD = "fedproto"  # Its answers have values, labels and counts, and each of them can be false.
 D = 16  # The width of the tiny network's embedding.
 
 
@@ -62,41 +62,41 @@ ANSWERS = {
     "another dtype": (good(prototypes=np.zeros((3, D))), {}, Reason.WRONG_DTYPE),
     "counts as floats": (good(counts=np.ones(3, np.float32)), {}, Reason.WRONG_DTYPE),
     "another width": (good(d=D + 1), {}, Reason.WRONG_SHAPE),
-    "laid flat": (good(prototypes=np.zeros(3 * D, np.float32)), {}, Reason.WRONG_SHAPE),
-    "a label too few": (good(labels=np.arange(2)), {}, Reason.WRONG_SHAPE),
+    "flattened": (good(prototypes=np.zeros(3 * D, np.float32)), {}, Reason.WRONG_SHAPE),
+    "one label too few": (good(labels=np.arange(2)), {}, Reason.WRONG_SHAPE),
     "more rows than classes": (good(4), {}, Reason.WRONG_SHAPE),
     "nothing": ({}, {}, Reason.WRONG_ARRAYS),
     "no counts": (without("counts"), {}, Reason.WRONG_ARRAYS),
-    "something more": (good(more=np.zeros(1, np.int8)), {}, Reason.WRONG_ARRAYS),
-    "a class that there is not": (good(labels=np.array([0, 1, 3])), {}, Reason.OUT_OF_BOUNDS),
-    "a class below all": (good(labels=np.array([0, -1, 2])), {}, Reason.OUT_OF_BOUNDS),
+    "an additional array": (good(more=np.zeros(1, np.int8)), {}, Reason.WRONG_ARRAYS),
+    "an unknown class": (good(labels=np.array([0, 1, 3])), {}, Reason.OUT_OF_BOUNDS),
+    "a negative class": (good(labels=np.array([0, -1, 2])), {}, Reason.OUT_OF_BOUNDS),
     "a negative count": (good(counts=np.array([5, -5, 5])), {}, Reason.OUT_OF_BOUNDS),
-    "a count of the whole world": (good(counts=np.array([5, 2**31 - 1, 5])), {}, Reason.BAD_CLAIM),
+    "a count that is too large": (good(counts=np.array([5, 2**31 - 1, 5])), {}, Reason.BAD_CLAIM),
     "counts that wrap around": (good(counts=np.array([2**62, 2**62, 2**62])), {}, Reason.OUT_OF_BOUNDS),
-    "examples of the whole world": (good(), {"examples": 2**40}, Reason.BAD_CLAIM),
+    "examples that are too many": (good(), {"examples": 2**40}, Reason.BAD_CLAIM),
     "one example more than it stated": (good(), {"examples": 49}, Reason.BAD_CLAIM),
     "accuracy of 700 percent": (good(), {"metrics": {"accuracy.test.global": 7.0}}, Reason.BAD_CLAIM),
-    "a metric whose name is a poem": (good(), {"metrics": {"roses are\nred": 0.5}}, Reason.BAD_CLAIM),
-    "seconds without end": (good(), {"metrics": {"seconds.work": 1e300}}, Reason.BAD_CLAIM),
+    "a metric with an invalid name": (good(), {"metrics": {"roses are\nred": 0.5}}, Reason.BAD_CLAIM),
+    "too many seconds": (good(), {"metrics": {"seconds.work": 1e300}}, Reason.BAD_CLAIM),
     "joules below zero": (good(), {"metrics": {"joules.train": -1.0}}, Reason.BAD_CLAIM),
-    "a board colder than all": (good(), {"metrics": {"celsius.hottest": -274.0}}, Reason.BAD_CLAIM),
-    "a board as hot as the sun": (good(), {"metrics": {"celsius.hottest": 5500.0}}, Reason.BAD_CLAIM),
-    "joules without end": (good(), {"metrics": {"joules.send": 1e300}}, Reason.BAD_CLAIM),
+    "a board below absolute zero": (good(), {"metrics": {"celsius.hottest": -274.0}}, Reason.BAD_CLAIM),
+    "a board that is too hot": (good(), {"metrics": {"celsius.hottest": 5500.0}}, Reason.BAD_CLAIM),
+    "too many joules": (good(), {"metrics": {"joules.send": 1e300}}, Reason.BAD_CLAIM),
     "a table that promises more": (with_table([["prototypes", "float32", [3, D]]]), {}, Reason.BAD_BODY),
     "bytes behind the arrays": (encoded(good()) + b"x", {}, Reason.BAD_BODY),
     "no table at all": (b"", {}, Reason.BAD_BODY),
     "an inline body of 49 KiB": (bytes(49 << 10), {}, Reason.TOO_LARGE),
-    "more than anybody asked for": ("too large", {}, Reason.TOO_LARGE),
+    "more bytes than the task allows": ("too large", {}, Reason.TOO_LARGE),
     "a gigabyte": (
         [b"x" * 32, 1 << 30, 1 << 18, b"h" * 16 * 4096, [["features", 1 << 30]], KEY], {}, Reason.TOO_LARGE,
     ),
-    "blocks that anybody can read": (
+    "blocks that are not sealed": (
         [b"x" * 32, 8, 8, b"h" * 16, [["features", 8]]], {}, Reason.NOT_SEALED,
     ),
     "a terabyte": ([b"x" * 32, 1 << 40, 1 << 28, b"h" * 16 * 4096, [["features", 1 << 40]]], {}, Reason.MALFORMED),
-    "arrays that are none": (None, {}, Reason.MALFORMED),
+    "arrays that are missing": (None, {}, Reason.MALFORMED),
     "examples below zero": (good(), {"examples": -1}, Reason.MALFORMED),
-    "kinds that the body has not": ("kinds", {}, Reason.BAD_BODY),
+    "kinds that the body does not have": ("kinds", {}, Reason.BAD_BODY),
     "blocks of another object": ("blocks", {}, Reason.BAD_BODY),
 }  # fmt: skip
 
@@ -120,11 +120,11 @@ def told(lie, fields):
 
 
 @pytest.mark.parametrize("named", few(ANSWERS, 3))
-def test_an_answer_that_lies_is_counted_and_changes_no_bit(tmp_path, honest, named):
+def test_a_false_answer_is_counted_and_changes_no_bit(tmp_path, honest, named):
     lie, fields, reason = ANSWERS[named]
     run, liar = with_liar(tmp_path, told(lie, fields))
     run.run(until=lambda: bool(liar.verdicts()) or run.service.finished)
-    assert not run.service.run.spool.store("liar").names(), "it leaves nothing behind"
+    assert not run.service.run.spool.store("liar").names(), "no file of the answer is left"
     assert not list((tmp_path / "coordinator" / "updates" / "liar").glob("*"))
     run.run()
     assert reasons(run) == {reason}
@@ -133,27 +133,27 @@ def test_an_answer_that_lies_is_counted_and_changes_no_bit(tmp_path, honest, nam
     assert_same(honest, run)
 
 
-def test_an_answer_that_does_not_lie_is_taken_or_the_tests_above_show_nothing(tmp_path):
+def test_an_honest_answer_of_the_test_liar_is_accepted(tmp_path):
     run, liar = with_liar(tmp_path, told(good(), {"metrics": {"loss.test.global": float("nan")}}))
     run.run()
     assert not reasons(run) and ("accepted", "") in liar.verdicts()
 
 
 HELLOS = {
-    "classes of another world": ({"classes": 7}, Reason.UNFIT),
-    "a protocol of tomorrow": ({"protocol": [2, 3]}, Reason.UNFIT),
+    "another number of classes": ({"classes": 7}, Reason.UNFIT),
+    "a later protocol": ({"protocol": [2, 3]}, Reason.UNFIT),
     "counts of other classes": ({"counts": [24, 24]}, Reason.UNFIT),
-    "a domain that is a novel": ({"domain": "x" * 65}, Reason.UNFIT),
-    "a domain that moves the cursor": ({"domain": "\x1b[2J"}, Reason.UNFIT),
-    "more examples than there are": ({"examples": 10**9}, Reason.BAD_CLAIM),
-    "examples without end": ({"examples": 2**63 - 1}, Reason.BAD_CLAIM),
+    "a domain that is too long": ({"domain": "x" * 65}, Reason.UNFIT),
+    "a domain with control characters": ({"domain": "\x1b[2J"}, Reason.UNFIT),
+    "too many examples": ({"examples": 10**9}, Reason.BAD_CLAIM),
+    "the largest number of examples": ({"examples": 2**63 - 1}, Reason.BAD_CLAIM),
     "counts that do not add up": ({"counts": [16, 16, 17]}, Reason.BAD_CLAIM),
-    "an integer of nobody's": ({"examples": 2**64 - 1}, Reason.MALFORMED),
+    "an integer that is too large": ({"examples": 2**64 - 1}, Reason.MALFORMED),
 }
 
 
 @pytest.mark.parametrize(("hello", "reason"), HELLOS.values(), ids=HELLOS)
-def test_a_hello_that_lies_keeps_its_device_out(tmp_path, honest, hello, reason):
+def test_a_device_with_a_false_hello_does_not_take_part(tmp_path, honest, hello, reason):
     run, liar = with_liar(tmp_path, hello=hello)
     run.run()
     assert reasons(run) == {reason} and "liar" not in run.service.run.participants.members
@@ -161,7 +161,7 @@ def test_a_hello_that_lies_keeps_its_device_out(tmp_path, honest, hello, reason)
     assert_same(honest, run)
 
 
-def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows(tmp_path):
+def test_an_answer_above_the_limit_is_rejected_whatever_examples_the_hello_states(tmp_path):
     limits = CoordinatorLimits(examples=1_000_000, answer_bytes=20_000)
     run = simulation(tmp_path, "fedpall", policy=replace(POLICY, rounds=1), limits=limits)
 
@@ -182,7 +182,7 @@ def two_answers(liar, place):
         )
 
 
-def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_counts(tmp_path):
+def test_a_second_answer_to_a_task_is_equivocation_and_the_first_is_used(tmp_path):
     one, _ = with_liar(tmp_path / "one", told(good(), {}))
     two, liar = with_liar(tmp_path / "two", two_answers)
     liar.clock = two.clock
@@ -196,7 +196,7 @@ def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_
 
 
 def frames(liar, run):
-    """Return lies below the level of messages, each with its topic."""
+    """Return false frames below the level of messages, each with its reason and topic."""
     other = Keys.new()
     up = run.topics.up("liar")
     in_name = liar.frame("hello", {}, sender="device-0")
@@ -235,7 +235,7 @@ def frames(liar, run):
     ]
 
 
-def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, honest):
+def test_each_false_frame_is_counted_once_under_its_reason(tmp_path, honest):
     """The liar comes after the draw of the cohort: it is enrolled, and gets no task."""
     run = simulation(tmp_path, METHOD, policy=replace(POLICY, cohort=3, rounds=2))
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")

@@ -46,7 +46,7 @@ def recorder(monkeypatch):
     return SumRecorder(monkeypatch)
 
 
-def test_a_run_of_masked_sums_learns_what_a_plain_run_learns(tmp_path, recorder):
+def test_a_run_with_masked_sums_learns_the_model_of_a_plain_run(tmp_path, recorder):
     run = summed(tmp_path / "summed").run()
     plain = summed(tmp_path / "plain", settings=None).run()
     assert run.service.finished and plain.service.finished and not run.service.run.diverged
@@ -59,7 +59,7 @@ def test_a_run_of_masked_sums_learns_what_a_plain_run_learns(tmp_path, recorder)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_device_that_leaves_in_a_step_costs_nothing_but_its_update(tmp_path, recorder, step):
+def test_a_device_that_leaves_in_any_step_loses_only_its_own_update(tmp_path, recorder, step):
     run = summed(tmp_path, policy=replace(ONE_ROUND, gather=5), devices=5)
     at(run, step)
     run.kill("device-2")
@@ -72,7 +72,7 @@ def test_a_device_that_leaves_in_a_step_costs_nothing_but_its_update(tmp_path, r
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fednh", "fedhp"])
-def test_rows_of_classes_are_those_of_a_plain_run(tmp_path, recorder, method):
+def test_masked_class_rows_equal_the_rows_of_a_plain_run(tmp_path, recorder, method):
     run = summed(tmp_path / "summed", method).run()
     plain = summed(tmp_path / "plain", method, settings=None).run()
     recorder.check()
@@ -109,7 +109,7 @@ def test_the_record_of_a_round_names_the_holders_of_each_class(tmp_path):
     assert [figures[f"devices.{label}"] for label in range(3)] == [6, 3, 4]
 
 
-def test_a_class_that_may_have_lost_its_holders_since_they_were_counted_is_in_no_sum(tmp_path, caplog):
+def test_a_class_that_may_have_lost_holders_since_the_count_is_in_no_sum(tmp_path, caplog):
     held = [(0, 1), (0, 1), (0, 2), (0, 1, 2), (0, 2), (0, 2)]  # Class 1 has three holders.
     policy = replace(ONE_ROUND, gather=6, attempts=2)
     settings = replace(SETTINGS, patience_seconds=5.0, strict_cohort=False)
@@ -135,7 +135,7 @@ def test_a_device_that_refuses_a_step_deletes_the_secrets_of_the_attempt(tmp_pat
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_device_that_stays_away_costs_a_strict_cohort_its_sums_and_not_the_run(
+def test_a_strict_cohort_without_one_device_makes_no_sums_and_the_run_continues(
     tmp_path, recorder, caplog, strict
 ):
     settings = replace(SETTINGS, strict_cohort=strict, patience_seconds=5.0)
@@ -200,7 +200,7 @@ def test_a_new_device_waits_until_the_cohort_differs_by_enough_devices(tmp_path,
 
 
 @pytest.mark.parametrize("bits", [16, 24, 32])
-def test_the_bits_of_a_number_are_those_of_the_settings(tmp_path, recorder, bits):
+def test_the_numbers_of_a_sum_have_the_bits_of_the_settings(tmp_path, recorder, bits):
     run = summed(tmp_path, policy=ONE_ROUND, settings=replace(SETTINGS, bits=bits, limit=8.0)).run()
     assert run.service.finished
     recorder.check()
@@ -238,7 +238,7 @@ def test_a_restart_in_a_step_changes_no_bit(tmp_path, whole, method, step, kille
     assert_same(run, whole(method))
 
 
-def test_too_few_devices_for_a_sum_begin_the_round_again(tmp_path, recorder):
+def test_too_few_devices_for_a_sum_start_the_round_again(tmp_path, recorder):
     run = summed(tmp_path, policy=ONE_ROUND, devices=4)
     at(run, "train.masked")
     run.kill("device-0")
@@ -281,7 +281,7 @@ def test_a_device_trains_once_for_all_attempts_of_a_round(tmp_path, monkeypatch)
     assert trained.count(("device-2", "train")) == 1
 
 
-def test_the_coordinator_cannot_fetch_what_a_device_keeps_for_itself(tmp_path, monkeypatch):
+def test_the_coordinator_cannot_fetch_private_objects_of_a_device(tmp_path, monkeypatch):
     run = summed(tmp_path, policy=ONE_ROUND)
     in_blocks(run, monkeypatch)
     agent, machine = run.agents["device-1"], run.service.run.machine
@@ -303,7 +303,7 @@ def test_the_coordinator_cannot_fetch_what_a_device_keeps_for_itself(tmp_path, m
 
 
 @pytest.mark.parametrize("phase", ["mix", "mix.masked", "evaluate.masked"])
-def test_a_device_gives_no_plain_update_for_a_phase_that_the_plan_does_not_sum(tmp_path, phase):
+def test_a_device_refuses_a_phase_that_the_plan_does_not_sum(tmp_path, phase):
     """A coordinator that lies could ask the method of the plan for another phase."""
     run = summed(tmp_path, policy=ONE_ROUND).run()
     agent = run.agents["device-1"]
@@ -313,7 +313,7 @@ def test_a_device_gives_no_plain_update_for_a_phase_that_the_plan_does_not_sum(t
         agent.tasks.runner.answer(agent.tasks.run.job, question, agent.tasks.run.name)
 
 
-def test_nothing_secret_is_left_after_the_sum(tmp_path):
+def test_a_device_deletes_its_secrets_after_the_sum(tmp_path):
     run = summed(tmp_path, policy=ONE_ROUND)
     at(run, "train.unmask")
     agent = run.agents["device-1"]
@@ -325,9 +325,7 @@ def test_nothing_secret_is_left_after_the_sum(tmp_path):
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_device_that_was_silent_until_the_end_deletes_its_secrets_when_it_learns_of_the_end(
-    tmp_path, restarts
-):
+def test_an_absent_device_deletes_its_secrets_after_the_end_of_the_run(tmp_path, restarts):
     run = summed(tmp_path, policy=ONE_ROUND)
     at(run, "train.unmask")
     run.kill("device-1")
@@ -350,13 +348,13 @@ def test_a_device_that_was_silent_until_the_end_deletes_its_secrets_when_it_lear
     assert after.book, "the device still remembers its attempts"
 
 
-def test_a_number_outside_of_the_limit_is_said_and_no_update_leaves(tmp_path, caplog):
+def test_a_number_above_the_limit_is_logged_with_the_setting_to_change(tmp_path, caplog):
     run = summed(tmp_path, policy=ONE_ROUND, settings=SecaggSettings(limit=1e-3, metrics="each"))
     run.run(until=lambda: "set a larger limit" in caplog.text, limit=300)
     assert "out_of_range" in caplog.text
 
 
-def test_metrics_of_single_devices_are_off_unless_the_plan_says_each(tmp_path):
+def test_metrics_of_single_devices_are_off_by_default(tmp_path):
     run = summed(tmp_path, policy=ONE_ROUND, settings=SecaggSettings(limit=64.0)).run()
     assert run.service.finished
     for agent in run.agents.values():
@@ -376,7 +374,7 @@ def test_a_device_that_requires_masked_sums_leaves_a_run_without_them(tmp_path, 
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, None])
-def test_the_records_of_a_run_say_that_updates_were_summed(tmp_path, settings):
+def test_the_records_of_a_run_show_masked_sums(tmp_path, settings):
     run = summed(tmp_path / "run", policy=ONE_ROUND, settings=settings)
     file = RoundsFile(tmp_path / "rounds.jsonl")
     keep_journal(run.service.run, [file])
@@ -388,7 +386,7 @@ def test_the_records_of_a_run_say_that_updates_were_summed(tmp_path, settings):
     assert ("only the sums of at least 3 updates, in numbers of 32 bits" in words) == bool(settings)
 
 
-def test_a_round_of_which_a_sum_may_have_been_unmasked_is_not_begun_again(tmp_path, caplog):
+def test_a_round_whose_sum_may_be_unmasked_is_not_repeated(tmp_path, caplog):
     run = summed(tmp_path, policy=ONE_ROUND)
     at(run, "train.unmask")
     run.kill("device-0")
@@ -399,7 +397,7 @@ def test_a_round_of_which_a_sum_may_have_been_unmasked_is_not_begun_again(tmp_pa
     assert "begins again" not in caplog.text
 
 
-def test_the_holders_are_counted_again_by_the_same_devices(tmp_path, recorder):
+def test_a_repeated_round_counts_the_holders_of_classes_again(tmp_path, recorder):
     run = summed(tmp_path, "fedproto", policy=ONE_ROUND)
     at(run, "train.masked")
     for name in ("device-0", "device-1"):
@@ -413,7 +411,7 @@ def test_the_holders_are_counted_again_by_the_same_devices(tmp_path, recorder):
     assert [one.terms.stage for one in recorder.sums] == ["presence", "presence", "values"]
 
 
-def test_a_device_whose_disk_has_lost_its_attempt_joins_no_other_attempt_of_the_round(tmp_path, caplog):
+def test_a_device_that_has_lost_its_attempt_joins_no_further_attempt(tmp_path, caplog):
     run = summed(tmp_path, policy=ONE_ROUND, settings=replace(SETTINGS, patience_seconds=5.0))
     at(run, "train.masked")
     state = run.agents["device-1"].state

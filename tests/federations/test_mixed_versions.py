@@ -1,7 +1,7 @@
 """A fleet with different versions, over a real Mosquitto: the promises of docs/protocol.md, section 10.
 
-There has been one major version. A later minor version says more, in places that this version must ignore. A
-device of another major version is told that it is not supported. A device of version 1.0, written from the
+There has been one major version. A later minor version sends more fields, which this version must ignore. A
+device of another major version gets a refusal. A device of version 1.0, written from the
 document alone, takes part in tests/protocol/test_foreign_client.py.
 """
 
@@ -90,7 +90,7 @@ class Mixed(Federation):
 def finished(made, folder):
     for thread in made.threads:
         thread.join(60)
-        assert not thread.is_alive(), "the federation did not come to its end"
+        assert not thread.is_alive(), "the federation did not end"
     assert_same(
         SimpleNamespace(service=made.service, agents=made.agents), simulation(folder / "sim", "fedavg").run()
     )
@@ -108,20 +108,20 @@ def mixed(tmp_path, broker, federation):
     [("device-2",), ("coordinator",), ("device-0", "coordinator")],
     ids=["device", "coordinator", "both"],
 )
-def test_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, later):
+def test_a_party_of_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, later):
     mixed.later = later
     finished(mixed.run(), tmp_path)
     assert all(voice.said > 4 for voice in mixed.voices.values())
     assert not mixed.service.run.link.meter.rejected
 
 
-def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counted(mixed, tmp_path):
+def test_an_unknown_kind_of_message_is_dropped_and_counted(mixed, tmp_path):
     mixed.later = ("device-1",)
     mixed.start(*mixed.coordinator())
     mixed.wait_until_the_coordinator_listens()  # The unknown message is sent only once.
     for i, name in enumerate(DEVICES):
         agent, inbox = mixed.device(name, i)
-        if name == "device-1":  # It speaks before its first hello, which may be its only one.
+        if name == "device-1":  # It sends the message before its first hello, which may be its only one.
             mixed.voices[name].speaks_up = True
         mixed.start(agent, inbox)
     finished(mixed, tmp_path)
@@ -130,10 +130,10 @@ def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counte
 
 
 @pytest.mark.parametrize("way", ["in its hello", "in its frames"])
-def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tmp_path, way):
-    """A device of version 2 that still writes frames of 1 hears why it cannot take part.
+def test_a_device_of_another_major_version_is_refused_or_counted_and_the_run_ends(mixed, tmp_path, way):
+    """A device of version 2 that still writes frames of version 1 gets a refusal with the reason.
 
-    A device that writes frames of 2 alone is counted.
+    A frame of version 2 is only counted.
     """
     mixed.keys["newer"] = Keys.new()
     mixed.keyring["newer"] = mixed.keys["newer"].public

@@ -1,4 +1,4 @@
-"""A queue whose folder came back from a backup pauses its runs, and a run goes on under its next name on the wire."""
+"""A queue that was restored from a backup pauses its runs. A run continues under its next name on the wire."""
 
 import time
 
@@ -46,14 +46,14 @@ def test_a_run_behind_its_devices_stays_paused_until_it_gets_a_new_generation(wo
     assert f"have answered up to round {2 + behind}, and this folder is at round 2" in refused["words"]
     assert f"`protofleet resume {RUN} --new-generation`" in refused["words"]
     world.until(lambda: world.clock.now > before + 60.0)
-    assert len(world.asked) == sent and world.red is None, "nobody is asked"
+    assert len(world.asked) == sent and world.red is None, "no device is asked"
     assert world.order("resume", new_generation=True, keep_halves=False)["verdict"] == "done"
     finish(world)
     assert world.rows()[RUN]["generation"] == 2 and world.mixed() == []
     assert {run for _, run, *_ in world.asked[sent:]} == {f"{RUN}.2"}
 
 
-def test_a_backup_without_a_lost_round_goes_on_with_the_same_questions(world):
+def test_a_run_from_a_backup_without_a_lost_round_continues_under_its_name(world):
     restore(world, 0)
     world.hears_devices()
     assert world.order("resume")["verdict"] == "done"
@@ -61,7 +61,7 @@ def test_a_backup_without_a_lost_round_goes_on_with_the_same_questions(world):
     assert world.mixed() == [] and {run for _, run, *_ in world.asked} == {RUN}
 
 
-def test_a_run_is_not_resumed_before_its_devices_have_said_how_far_they_are(world):
+def test_a_restored_run_is_not_resumed_before_its_devices_report_their_rounds(world):
     restore(world, 1)
     refused = world.order("resume")
     assert refused["verdict"] == "refused" and "0 present devices say" in refused["words"]
@@ -73,7 +73,7 @@ def half_of(world, device, run):
 
 @pytest.mark.parametrize("method", ["fedper", "ditto"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_devices_begin_a_new_generation_with_their_halves_only_if_an_operator_says_so(world, method, keep):
+def test_devices_keep_their_halves_in_a_new_generation_only_with_keep_halves(world, method, keep):
     restore(world, 1, method=method)
     before = {device: half_of(world, device, RUN) for device in DEVICES}
     assert all(before.values())
@@ -94,7 +94,7 @@ def test_devices_begin_a_new_generation_with_their_halves_only_if_an_operator_sa
     assert world.mixed() == []
 
 
-def test_the_run_before_a_restore_and_its_next_generations_are_three_names_on_the_wire(world):
+def test_each_generation_of_a_run_has_its_own_name_on_the_wire(world):
     restore(world, 1)
     world.order("resume", new_generation=True, keep_halves=True)
     world.until(lambda: any(run == f"{RUN}.2" for _, run, *_ in world.asked))
@@ -110,7 +110,7 @@ def test_the_run_before_a_restore_and_its_next_generations_are_three_names_on_th
     ).exists()
 
 
-def test_a_device_that_was_away_for_a_generation_joins_the_newest_one(world):
+def test_a_device_that_missed_a_generation_joins_the_newest_generation(world):
     restore(world, 1, rounds=40)
     away = DEVICES[1]
     world.kill(away)
@@ -125,7 +125,7 @@ def test_a_device_that_was_away_for_a_generation_joins_the_newest_one(world):
     world.order("stop")
 
 
-def test_a_device_that_follows_one_run_forgets_the_run_when_its_name_on_the_wire_changes(tmp_path):
+def test_a_device_of_one_run_starts_afresh_in_a_new_generation(tmp_path):
     world = restored_world(tmp_path, old=(DEVICES[0],))
     with virtual(world):
         world.begin()
@@ -141,14 +141,14 @@ def test_a_device_that_follows_one_run_forgets_the_run_when_its_name_on_the_wire
         }
 
 
-def test_a_coordinator_claims_above_an_epoch_that_a_device_proves_and_loses_nothing(world):
+def test_a_restored_coordinator_ends_if_a_device_proves_a_higher_epoch(world):
     world.submit()
     world.until_round(2)
     backup = world.back_up()
     for _ in range(3):
         world.restart_coordinator()
     heard = world.connection.link.epoch
-    # Without the retained state and with the lower epoch, only a device can tell.
+    # Without the retained state and with the lower epoch, only a device can prove the higher epoch.
     world.until(lambda: all(agent.link.proof.frame for agent in world.agents.values()))
     world.put_back(backup, above=False, lower=True)
     assert world.connection.link.epoch < heard
@@ -157,7 +157,7 @@ def test_a_coordinator_claims_above_an_epoch_that_a_device_proves_and_loses_noth
     assert world.rows()[RUN]["state"] == "paused"
 
 
-def test_a_hello_in_the_turn_in_which_an_open_run_gets_a_new_generation_ends_nothing_on_the_device(world):
+def test_a_hello_at_the_change_of_generation_gets_no_finished_message(world):
     world.submit()
     world.until_round(2)
     world.order("pause")
@@ -170,7 +170,7 @@ def test_a_hello_in_the_turn_in_which_an_open_run_gets_a_new_generation_ends_not
     assert world.mixed() == []
 
 
-def test_a_queue_claims_above_the_epoch_that_its_look_has_found(tmp_path):
+def test_a_queue_claims_an_epoch_above_the_highest_epoch_that_it_has_found(tmp_path):
     world = restored_world(tmp_path, highest=int(time.time()) + 1000)
     with virtual(world):
         world.begin()
@@ -197,7 +197,7 @@ def test_a_new_generation_is_refused_in_one_line_unless_the_run_is_paused(world,
     world.order("stop")
 
 
-def test_no_run_can_be_submitted_under_a_name_that_a_run_has_on_the_wire(world):
+def test_a_run_cannot_be_submitted_under_a_name_that_is_used_on_the_wire(world):
     restore(world, 1)
     world.order("resume", new_generation=True, keep_halves=False)
     request = {"experiment": "", "after": "", "priority": 0}
@@ -208,7 +208,7 @@ def test_no_run_can_be_submitted_under_a_name_that_a_run_has_on_the_wire(world):
     finish(world)
 
 
-def test_the_row_of_a_paused_run_gets_another_number_if_a_run_has_the_next_name(world):
+def test_a_new_generation_skips_a_name_that_another_run_has(world):
     world.submit(rounds=40)
     world.until_round(1)
     request = {"experiment": world.experiment(), "after": RUN, "priority": 0}

@@ -1,4 +1,4 @@
-"""An answer within every bound that causes a broadcast with which half of the others cannot work."""
+"""An answer within every bound leads to a broadcast with which half of the other devices diverge."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ POLICY = RunPolicy(
     rounds=3, quorum=3, gather=4, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
 )  # fmt: skip
 LIAR, FAR = "device-3", "device-2"
-TENDER = ("device-0", "device-1")  # Their training leaves every bound if the weights are too large.
+TENDER = ("device-0", "device-1")  # Their training exceeds every bound if the weights are too large.
 TOO_LARGE = 1.6  # The factor over the norms of the first weights.
 
 
@@ -54,8 +54,8 @@ def federation(
     return run, file
 
 
-def test_the_step_before_is_repeated_without_one_answer_and_the_run_ends(tmp_path, caplog):
-    """Before, the run tried for ever: the same two were refused in each attempt."""
+def test_the_earlier_step_is_repeated_without_one_answer_and_the_run_ends(tmp_path, caplog):
+    """Earlier, the run repeated the round for ever: updates of the same two devices were refused each time."""
     run, file = federation(tmp_path)
     run.run(limit=600.0)
     assert run.service.finished and not run.service.run.diverged
@@ -68,7 +68,7 @@ def test_the_step_before_is_repeated_without_one_answer_and_the_run_ends(tmp_pat
     assert run.clock.now < 3 * POLICY.patience_seconds
 
 
-def test_an_honest_answer_that_was_left_out_in_vain_counts_again(tmp_path, caplog):
+def test_an_honest_answer_that_was_left_out_without_effect_is_used_again(tmp_path, caplog):
     """The honest answer is farther from the others than the liar's, so it is left out first."""
     run, file = federation(tmp_path, strikes=(1,), far=(1,))
     run.run(limit=600.0)
@@ -81,8 +81,8 @@ def test_an_honest_answer_that_was_left_out_in_vain_counts_again(tmp_path, caplo
 
 
 @pytest.mark.parametrize(("attempts", "trials"), [("auto", 4), (2, 0)])
-def test_where_no_answer_is_at_fault_the_run_ends_as_diverged(tmp_path, caplog, attempts, trials):
-    """Two devices can work with no broadcast after the first, whichever answer is left out."""
+def test_a_run_ends_as_diverged_if_no_answer_is_at_fault(tmp_path, caplog, attempts, trials):
+    """Two devices diverge with every broadcast after the first, also if any answer is left out."""
     policy = replace(POLICY, attempts=attempts)
     run, _ = federation(tmp_path, strikes=(), policy=policy, never_again=True)
     run.run(limit=900.0)
@@ -95,7 +95,7 @@ DEATHS = (Stage.BLAMING, Stage.COMPUTING, Stage.COLLECTING)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", DEATHS)
-def test_a_coordinator_that_dies_meanwhile_ends_with_the_same_bits(tmp_path, stage):
+def test_a_coordinator_that_crashes_during_the_search_ends_with_the_same_bits(tmp_path, stage):
     quiet, _ = federation(tmp_path / "quiet", far=(1,))
     quiet.run(limit=600.0)
     broken, file = federation(tmp_path / "broken", far=(1,))

@@ -1,4 +1,4 @@
-"""One answer within every bound, among honest ones, that would end the run for all devices."""
+"""One answer within every bound, among honest answers, would end the run for all devices."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ ATTACKED = ("fedavg", "fedprox", "fedplcc", "fedproto")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", with_own_arrays(names()))
-def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_path):
+def test_honest_runs_have_the_same_bits_with_and_without_the_gate(method, tmp_path):
     runs = [
         simulation(tmp_path / name, method, limits=CoordinatorLimits(outlier=limit)).run()
         for name, limit in (("on", 100.0), ("off", 0.0))
@@ -77,7 +77,7 @@ def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
 
 
 @pytest.mark.parametrize("method", ATTACKED)
-def test_an_answer_just_below_every_bound_poisons_nothing(method, tmp_path):
+def test_an_answer_just_below_every_bound_is_put_aside(method, tmp_path):
     run, file = attacked(tmp_path, method, 9e5)
     run.run()
     assert run.service.finished and not run.service.run.diverged
@@ -109,7 +109,7 @@ def test_a_replay_puts_the_same_answers_aside(method, tmp_path):
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_path, crash):
+def test_a_round_after_which_all_trainings_diverge_is_repeated_without_its_outlier(tmp_path, crash):
     """The gate is off: the model is finite, and every honest training on it is not."""
     run, file = attacked(tmp_path, "fedavg", 9e5, rounds=(2,), outlier=0.0)
     if crash:
@@ -123,8 +123,8 @@ def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_
         assert "round 2 was repeated without it" in file.records[2]["aside"]["device-2"]
 
 
-def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
-    """All devices learn a millionfold too fast, so no single device is to blame."""
+def test_a_diverged_run_ends_at_once_after_a_restart_of_the_coordinator(tmp_path):
+    """The learning rate of all devices is far too large, so no single device is at fault."""
     policy = replace(POLICY, gather=3, rounds=4)
     run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
@@ -140,10 +140,13 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
 @pytest.mark.parametrize(
     ("method", "place"), [("fedavg", (3, None)), ("fedavg", (2, "train")), ("fedpall", (2, "train"))]
 )
-def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
+def test_an_error_of_the_server_half_reverts_the_round_that_caused_it(
     tmp_path, monkeypatch, caplog, method, place
 ):
-    """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest."""
+    """The error occurs at the start of the next round, at the end of the round, or between two phases.
+
+    The answer of device-2 is farthest from the others.
+    """
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
     runner, left, at = run.service.run.server_runner, [1], []
     step, monitor = runner.step, runner.server.monitor

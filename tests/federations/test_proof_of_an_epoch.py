@@ -1,4 +1,4 @@
-"""A device proves the highest epoch that it has heard to a coordinator with a lower epoch, and does not follow it."""
+"""A device proves the highest epoch that it has seen to a coordinator with a lower epoch, and does not follow it."""
 
 import shutil
 
@@ -16,11 +16,11 @@ from protofleet.protocol.wire.reasons import Reason
 from tests.support.small_federation import assert_same, simulation
 
 SECONDS = 600.0
-LATER = 5  # Epochs between the backup and the coordinator that the devices have heard.
+LATER = 5  # Epochs between the backup and the newest coordinator.
 
 
 def restore_epoch_one(run, folder):
-    """Let the devices hear higher epochs, and start the coordinator from a copy of its first epoch.
+    """Let the devices receive higher epochs, and start the coordinator from a copy of its first epoch.
 
     The broker has lost its retained messages, so only the devices know the higher epoch.
     """
@@ -41,7 +41,7 @@ def restore_epoch_one(run, folder):
 
 
 def hellos(run):
-    """Return a list that gets each hello of the devices, and how it was sent."""
+    """Return a list that gets the time and the message of each hello of the devices."""
     found = []
     for agent in run.agents.values():
         send = agent.link.send
@@ -57,14 +57,14 @@ def hellos(run):
 
 @pytest.fixture
 def behind(tmp_path):
-    """Return a run whose coordinator came back with an epoch below the epoch that the devices have heard."""
+    """Return a run whose restored coordinator has an epoch below the epoch that the devices have seen."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: bool(run.service.run.machine.answered), limit=SECONDS)
     restore_epoch_one(run, tmp_path)
     return run
 
 
-def test_a_coordinator_behind_its_devices_ends_and_its_words_name_the_way_out(behind):
+def test_a_coordinator_with_a_lower_epoch_than_its_devices_ends_and_names_the_fix(behind):
     epoch = behind.agents["device-0"].link.epoch
     assert epoch == 1 + LATER > behind.service.link.epoch
     behind.run(until=lambda: behind.service.finished, limit=60.0)
@@ -73,11 +73,11 @@ def test_a_coordinator_behind_its_devices_ends_and_its_words_name_the_way_out(be
     assert behind.service.context.higher_epochs > 0
     frame = behind.broker.retained[behind.topics.coord_state]
     header, state = opened_by_own_key(behind.keys[COORDINATOR], "simulated", frame)
-    assert header.epoch < epoch and not state.online, "others must not take the process for alive"
-    assert {agent.link.epoch for agent in behind.agents.values()} == {epoch}, "nobody follows it"
+    assert header.epoch < epoch and not state.online, "other parties must not consider the process alive"
+    assert {agent.link.epoch for agent in behind.agents.values()} == {epoch}, "no device follows it"
 
 
-def test_a_coordinator_that_claims_above_the_proved_epoch_goes_on(behind, tmp_path):
+def test_a_coordinator_that_claims_an_epoch_above_the_proved_epoch_continues(behind, tmp_path):
     behind.run(until=lambda: behind.service.finished, limit=60.0)
     behind.boots = behind.service.end.proven
     behind.kill(COORDINATOR)
@@ -90,14 +90,14 @@ def test_a_coordinator_that_claims_above_the_proved_epoch_goes_on(behind, tmp_pa
 
 def test_each_device_proves_an_epoch_at_most_once_a_minute(behind):
     sent = hellos(behind)
-    behind.service.link.proven_epoch = lambda frame: 0  # It does not notice.
+    behind.service.link.proven_epoch = lambda frame: 0  # The coordinator does not notice the proof.
     behind.run(until=lambda: False, limit=200.0)
     for device in behind.agents:
         times = [at for at, hello in sent if hello.device == device and hello.last_state]
         assert 3 <= len(times) <= 4 and all(b - a > 59.9 for a, b in zip(times, times[1:], strict=False))
 
 
-def test_no_hello_of_an_undisturbed_run_has_a_state(tmp_path):
+def test_the_hellos_of_a_run_with_rising_epochs_have_no_state(tmp_path):
     run = simulation(tmp_path, "fedavg")
     sent = hellos(run)
     run.run(until=lambda: run.service.run.machine.round == 2, limit=SECONDS)
@@ -157,7 +157,7 @@ OF_THE_WHOLE_HELLO = ("oversized",)  # The hello itself cannot be read.
         ("only in the header", None),
     ],
 )
-def test_a_state_that_proves_nothing_is_harmless(tmp_path, fault, reason):
+def test_a_hello_with_an_invalid_proof_is_harmless(tmp_path, fault, reason):
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: bool(run.service.run.machine.cohort), limit=SECONDS)
     high, epoch = 10_000, run.service.link.epoch
@@ -187,7 +187,7 @@ def test_a_state_that_proves_nothing_is_harmless(tmp_path, fault, reason):
 
 
 @pytest.mark.parametrize("state", [State(False, "connection lost"), State(True, HERE)])
-def test_a_device_answers_only_a_lower_coordinator_that_is_there(tmp_path, state):
+def test_a_device_sends_its_proof_only_to_a_coordinator_that_is_online(tmp_path, state):
     """The broker may publish the will of an earlier coordinator late."""
     run = simulation(tmp_path, "fedavg")
     run.boots = 10

@@ -1,4 +1,4 @@
-"""A broker that keeps all frames and brings them back: later, elsewhere, or to restarted parties."""
+"""A broker that keeps all frames and replays them: later, on other topics, or to restarted parties."""
 
 import re
 from dataclasses import replace
@@ -41,7 +41,7 @@ def honest(tmp_path_factory):
     return simulation(tmp_path_factory.mktemp("honest"), "fedavg").run()
 
 
-def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restarted(tmp_path, honest):
+def test_replayed_messages_of_a_device_are_duplicates_for_a_restarted_coordinator(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
     run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
@@ -58,7 +58,7 @@ def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restar
     assert_same(honest, run)
 
 
-def test_of_two_coordinators_on_one_folder_the_one_that_came_last_writes(tmp_path):
+def test_only_the_later_of_two_coordinators_on_one_folder_writes(tmp_path):
     old, new = Spool(tmp_path, durable=False), Spool(tmp_path, durable=False)
     assert old.start_run("spring", "{}", 5) == 5
     old.accept(1, "train", ANSWER)
@@ -74,7 +74,7 @@ def test_of_two_coordinators_on_one_folder_the_one_that_came_last_writes(tmp_pat
     assert sorted(new.answers(1, "train")) == ["a", "c"]
 
 
-def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
+def test_a_restarted_device_rejects_replayed_tasks_of_earlier_rounds(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
     run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
@@ -85,13 +85,13 @@ def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_
     down = [(topic, frame) for topic, frame in kept if topic.endswith("down/device-1")]
     deliver(run, "device-1", down)
     assert link.meter.rejected[Reason.STALE_ROUND] == 1, (
-        "of round 1; round 2 is the one that it answered last"
+        "only the task of round 1, because the device has answered round 2 last"
     )
     run.run()
     assert_same(honest, run)
 
 
-def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
+def test_a_restarted_device_rejects_replayed_messages_of_an_older_epoch(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
@@ -114,9 +114,7 @@ def frozen(number):
     return Clock(now=lambda: number - 10 * 86_400.0)
 
 
-def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_told_how_to_go_on(
-    tmp_path, honest
-):
+def test_a_boot_far_in_the_future_is_rejected_and_the_device_gets_the_fix(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2)
     run.kill("device-1")
@@ -134,7 +132,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     assert_same(honest, run)
 
 
-def test_an_epoch_far_ahead_of_a_devices_clock_is_not_taken_over(tmp_path, honest):
+def test_a_device_does_not_adopt_an_epoch_far_in_the_future(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2)
     run.kill("coordinator")
@@ -159,21 +157,23 @@ def idle(tmp_path):
     return run
 
 
-def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tmp_path, caplog):
+def test_a_device_reports_a_silent_coordinator_even_if_old_messages_are_replayed(tmp_path, caplog):
     run = idle(tmp_path)
     agent, kept = run.agents["device-0"], recorded(run)
     run.clock.call_at(1000.1, lambda: None)
     run.run(until=lambda: run.clock.now > 1000)
-    assert not agent.view.coordinator_silent, "a coordinator that waits says every minute that it is here"
+    assert not agent.view.coordinator_silent, "a waiting coordinator sends a message every minute"
     heard_at = [at for at, (topic, _) in zip(run.times, kept) if topic == run.topics.coord_state]
-    first = [heard_at[0] + seconds for seconds in (0, 15, 45)]  # 15, 30 and 60 s after the question
+    first = [
+        heard_at[0] + seconds for seconds in (0, 15, 45)
+    ]  # These times are 15, 30 and 60 s after the task.
     assert heard_at[:3] == pytest.approx(first, abs=0.1)
     assert sum(at <= 1000 for at in heard_at) == 3 + (1000 - first[-1]) // HERE_SECONDS
     hellos = [
         at for at, (topic, f) in zip(run.times, kept) if "up" in topic and read_header(f)[0].kind == "hello"
     ]
     here = heard_at[0]
-    assert not any(here < at < here + 10 for at in hellos), "it is nothing to be answered"
+    assert not any(here < at < here + 10 for at in hellos), "no device replies to this message"
     run.broker.publish = lambda topic, frame, retain: None  # No new frame gets through.
     for later in range(1010, 1600, 10):
         run.clock.call_at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
@@ -184,7 +184,7 @@ def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tm
     ), caplog.text
 
 
-def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
+def test_a_device_reports_the_first_new_message_after_a_silence(tmp_path, caplog):
     run = idle(tmp_path)
     publish, run.broker.publish = run.broker.publish, lambda topic, frame, retain: None
     run.run(until=lambda: run.agents["device-0"].view.coordinator_silent)
@@ -195,7 +195,7 @@ def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
     )
 
 
-def test_what_a_broker_swallows_is_missed(tmp_path):
+def test_messages_that_the_broker_drops_are_counted_as_missing(tmp_path):
     run = simulation(tmp_path, "fedavg")
     metrics = Metrics(run.service.run.view)
     publish, said, swallowed = run.broker.publish, [], []
@@ -215,7 +215,7 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
     assert value("protofleet_device_messages_missing", {"device": "device-1"}) == 4
 
 
-def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_above(tmp_path):
+def test_the_older_process_of_a_name_ends_and_restarts_with_a_higher_boot(tmp_path):
     """This happens with a copied card, or with a device whose clock was once in the future."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")

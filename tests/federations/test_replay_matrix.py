@@ -1,7 +1,7 @@
 """Every way in which an answer or a task can come from another round, run, epoch, boot, number or base.
 
-The frames are signed with the real keys. A broker could bring them back if its owner had taken part in every
-other round, run and life of the parties.
+The frames are signed with the real keys. A broker could replay them if its owner had taken part in every
+other round, run and process of the parties.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def honest(tmp_path_factory):
 
 
 class Held:
-    """A run that stands still: one frame has been sent, and has not arrived."""
+    """A run that waits: one frame has been sent, and has not arrived."""
 
     def __init__(self, folder, kind, round=2):
         self.round = round
@@ -93,7 +93,7 @@ def crossed(held):
     )
 
 
-def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, honest):
+def test_only_the_update_with_the_right_header_is_accepted_and_only_once(tmp_path, honest):
     held = Held(tmp_path, "update")
     h, spool, service = held.header, held.run.service.run.spool, held.run.service
     bases = [h.base, held.bases[1], bytes(32)]
@@ -114,8 +114,8 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
         if not fresh:
             return "duplicate"
         if run != h.run:
-            return "accepted"  # The coordinator reads it, and nothing follows.
-        other = (round, base) == (1, bases[1])  # Round 1's question has had another answer.
+            return "accepted"  # The coordinator reads it, and does nothing.
+        other = (round, base) == (1, bases[1])  # The task of round 1 has had another answer.
         return Reason.EQUIVOCATION.value if other else Reason.LATE.value
 
     for heard in (h.boot, h.boot + 1):  # A newer boot ends the older one.
@@ -132,8 +132,8 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
     assert_same(honest, run.run())
 
 
-def test_of_all_crossed_tasks_only_the_right_one_is_worked_on_and_once(tmp_path, honest):
-    """Round 2, which the device answered last, may be asked again under a new number.
+def test_only_the_task_with_the_right_header_is_accepted_and_only_once(tmp_path, honest):
+    """The task of round 2, which the device answered last, may be sent again under a new number.
 
     The device would repeat its answer.
     """

@@ -89,7 +89,7 @@ def test_two_runs_over_one_connection_have_the_bits_of_each_run_alone(tmp_path, 
     assert_same_as_alone(run, alone)
 
 
-def test_a_coordinator_that_is_killed_in_each_round_goes_on_with_both_runs(tmp_path, alone):
+def test_a_coordinator_that_is_killed_in_each_round_continues_both_runs(tmp_path, alone):
     run = several(tmp_path)
     for number, name in zip(range(1, RULES.rounds + 1), ("red", "blue", "red"), strict=True):
         run.run(
@@ -103,7 +103,7 @@ def test_a_coordinator_that_is_killed_in_each_round_goes_on_with_both_runs(tmp_p
     assert_same_as_alone(run.run(limit=SECONDS), alone)
 
 
-def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path):
+def test_the_bytes_of_all_runs_add_up_to_the_bytes_of_the_connection(tmp_path):
     run, crossed = several(tmp_path), Counter()
     transport = run.service.link.transport
     publish, take = transport.publish, transport.take
@@ -126,7 +126,7 @@ def test_the_bytes_of_all_runs_are_the_bytes_of_the_connection(tmp_path):
     assert not run.service.link.unassigned.meter.wire
 
 
-def test_runs_that_are_added_later_use_the_connection_of_a_service_without_runs(tmp_path, alone):
+def test_runs_can_be_added_to_a_service_without_runs(tmp_path, alone):
     run = several(tmp_path, stays=True)
     red, blue = run.service.runs.values()
     for each in (red, blue):
@@ -139,7 +139,7 @@ def test_runs_that_are_added_later_use_the_connection_of_a_service_without_runs(
     run.run(until=lambda: red.view.over and blue.view.over, limit=SECONDS)
     assert_same_as_alone(run, alone)
     run.run(until=lambda: False, limit=30.0)
-    assert not run.service.finished, "it waits for other runs"
+    assert not run.service.finished, "the service waits for other runs"
 
 
 @pytest.mark.parametrize("paused", [(), ("gone",)])
@@ -161,7 +161,7 @@ def test_a_hello_of_a_run_that_is_not_open_gets_finished_unless_the_run_is_pause
     )
 
 
-def test_a_device_whose_welcome_was_lost_gets_another_one(tmp_path):
+def test_a_device_gets_another_welcome_if_the_first_was_lost(tmp_path):
     run = several_runs(tmp_path, {name: with_own_seed("fedavg") for name in ("red", "blue")}, OF_ALL)
     publish, lost = run.broker.publish, []
 
@@ -178,7 +178,7 @@ def test_a_device_whose_welcome_was_lost_gets_another_one(tmp_path):
 
 
 @pytest.mark.parametrize("is_queue", [True, False])
-def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path, is_queue):
+def test_each_log_line_of_a_run_names_the_run_if_the_coordinator_has_a_queue(tmp_path, is_queue):
     lines = []
 
     class Kept(logging.Handler):
@@ -208,7 +208,7 @@ def test_each_line_of_a_run_names_the_run_at_a_coordinator_with_a_queue(tmp_path
         assert said == {None: len(DEVICES) * (RULES.rounds + 1)}
 
 
-def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path):
+def test_a_new_run_is_offered_to_connected_devices_with_a_free_slot(tmp_path):
     """The announcement of the run is lost, so a device joins only if the run is offered to it."""
     run = several(tmp_path, stays=True)
     red, blue = run.service.runs.values()
@@ -224,9 +224,7 @@ def test_a_new_run_is_offered_to_connected_devices_with_a_free_place(tmp_path):
     assert red.machine.roster == set(DEVICES["red"]) and not blue.machine.roster
 
 
-def test_the_oldest_run_that_selects_devices_which_follow_only_one_run_is_the_run_in_all_states(
-    tmp_path, alone
-):
+def test_state_messages_name_the_oldest_run_that_selects_devices_of_one_run(tmp_path, alone):
     run, chosen = several(tmp_path, one_run=DEVICES["blue"]), []
 
     def choose(name):
@@ -256,7 +254,7 @@ class Events:
         """Do nothing, as these tests do not look at steps."""
 
 
-def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_has_the_label(
+def test_a_device_leaves_and_rejoins_a_run_as_its_label_changes(
     tmp_path,
 ):
     hall, rules = DeviceLabels("hall"), replace(RULES, quorum=1, cohort=0, rounds=20)
@@ -282,7 +280,7 @@ def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_ha
     asked = Events()
     red.observers.append(asked)
     assign("device-0")
-    assert "device-1" in red.machine.roster, "it is in the open round"
+    assert "device-1" in red.machine.roster, "the device is in the open round"
     assert asked.events == [Deselected("device-1")], "a repetition of the round does not ask it"
     until(3)
     assert cohorts[2] == {"device-0", "device-1"} and cohorts[3] == red.machine.roster == {"device-0"}
@@ -296,7 +294,7 @@ def test_a_device_that_loses_its_label_ends_its_round_and_joins_again_when_it_ha
     assert not rejected and not run.service.context.bans.ignored
 
 
-def test_a_coordinator_of_one_run_refuses_a_device_that_the_run_does_not_select_and_counts_no_fault(tmp_path):
+def test_a_device_that_a_run_does_not_select_is_refused_without_a_rejection(tmp_path):
     select = {"red": DeviceSelection(DEVICES["red"])}
     made = {"red": plan("fedavg", RULES.rounds)}
     run = several_runs(tmp_path, made, RULES, runs=1, selections=select, stays=False).run(limit=SECONDS)
@@ -309,7 +307,7 @@ def test_a_coordinator_of_one_run_refuses_a_device_that_the_run_does_not_select_
     assert not red.link.meter.rejected and not run.service.context.bans.ignored
 
 
-def test_a_device_hears_from_a_coordinator_that_has_no_run(tmp_path):
+def test_a_coordinator_without_a_run_still_sends_messages_to_devices(tmp_path):
     run = several(tmp_path, stays=True)
     for each in list(run.service.runs.values()):
         run.service.remove(each.name)

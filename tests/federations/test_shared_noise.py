@@ -66,7 +66,7 @@ def recorder(monkeypatch):
 
 
 @pytest.mark.parametrize("devices, lost, colluders", [(4, 0, 0), (5, 1, 1)])
-def test_the_model_is_the_mean_of_limited_updates_and_the_noise_of_the_fewest_devices(
+def test_the_sum_has_clipped_updates_and_the_noise_of_the_fewest_devices(
     tmp_path, recorder, devices, lost, colluders
 ):
     run = shared(tmp_path, devices=devices, dp=replace(DP, colluders=colluders))
@@ -97,9 +97,7 @@ def test_the_model_is_the_mean_of_limited_updates_and_the_noise_of_the_fewest_de
 @pytest.mark.parametrize(
     "method, held", [("fedproto", [(0, 1), (0,), (0, 1), (1,)]), ("fedhp", [(0, 1, 2)] * 4)]
 )
-def test_rows_of_classes_are_a_table_in_the_sum_and_nobody_counts_the_holders(
-    tmp_path, recorder, method, held
-):
+def test_class_rows_are_a_table_in_the_sum_without_a_count_of_holders(tmp_path, recorder, method, held):
     """The first broadcast of FedHP has rows, and that of FedProto has none."""
     run = shared(tmp_path, method=method, held=held)
     server = run.service.run.server_runner.server
@@ -129,9 +127,7 @@ def of_samples(folder, method, policy=ONE_ROUND, **more):
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("method", ["fedgram", "fed3r", "fedncm"])
-def test_sums_over_samples_are_added_before_the_noise_and_the_half_gets_them_as_one_device(
-    tmp_path, recorder, method, lost
-):
+def test_the_server_half_gets_noisy_sums_over_samples_as_one_answer(tmp_path, recorder, method, lost):
     run = of_samples(tmp_path, method, devices=5)
     at(run, "describe.masked")
     if lost:
@@ -164,7 +160,7 @@ def test_sums_over_samples_are_added_before_the_noise_and_the_half_gets_them_as_
     assert server.monitor() == {"samples.counted": counted}
 
 
-def test_the_sum_of_a_later_round_replaces_the_sum_of_the_earlier_and_is_one_more_release(tmp_path):
+def test_the_sum_of_a_later_round_replaces_the_earlier_sum_and_is_a_release(tmp_path):
     run = of_samples(tmp_path, "fedncm", POLICY).run()
     server, found = run.service.run.server_runner.server, run.service.run.releases
     assert run.service.finished and len(server.answers.replies()) == 1
@@ -176,14 +172,12 @@ def test_the_sum_of_a_later_round_replaces_the_sum_of_the_earlier_and_is_one_mor
         assert 0 < found.epsilon[device] <= run.plan.dp.epsilon
 
 
-def test_the_bytes_of_masked_sums_over_samples_are_counted_as_sums(tmp_path):
+def test_masked_sums_over_samples_are_counted_under_the_kind_sums(tmp_path):
     run = of_samples(tmp_path, "fedncm").run()
     assert run.service.run.link.meter.payload["up", "sums"] == 4 * run.plan.sums.numbers * 4
 
 
-def test_a_device_with_too_many_samples_for_the_words_takes_no_part_and_the_run_goes_on(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_device_with_too_many_samples_does_not_take_part_and_the_run_ends(tmp_path, monkeypatch, caplog):
     """The devices have 48, 54, 60 and 66 samples."""
     monkeypatch.setattr(shared_noise_module, "most_samples", lambda *given: 60)
     run = of_samples(tmp_path, "fedncm").run()
@@ -202,7 +196,7 @@ def test_a_device_with_too_many_samples_for_the_words_takes_no_part_and_the_run_
         ("feddistill", "prototypes"),
     ],
 )
-def test_both_sides_count_each_round_once_and_the_claim_is_within_the_budget(tmp_path, method, kind):
+def test_both_sides_count_each_round_once_and_epsilon_is_within_the_budget(tmp_path, method, kind):
     run = shared(tmp_path, POLICY, method=method).run()
     found = run.service.run.releases
     assert run.service.finished and not run.service.run.diverged
@@ -214,7 +208,7 @@ def test_both_sides_count_each_round_once_and_the_claim_is_within_the_budget(tmp
         assert 0 < found.epsilon[device] <= run.plan.dp.epsilon
 
 
-def test_a_vector_that_is_asked_again_is_the_same_bytes_and_one_release(tmp_path):
+def test_a_vector_that_is_requested_again_has_the_same_bytes_and_is_one_release(tmp_path):
     run = shared(tmp_path)
     run.run(until=lambda: bool(masked_answers(run)))
     (before,) = masked_answers(run)
@@ -232,7 +226,7 @@ def test_a_vector_that_is_asked_again_is_the_same_bytes_and_one_release(tmp_path
     assert run.service.run.releases.releases(LEAVING) == ledger(run, LEAVING)
 
 
-def test_another_attempt_has_other_noise_and_is_one_more_release(tmp_path, recorder):
+def test_a_new_attempt_has_new_noise_and_is_one_more_release(tmp_path, recorder):
     run = shared(tmp_path)
     at(run, "train.masked")
     run.kill("device-0")
@@ -249,7 +243,7 @@ def test_another_attempt_has_other_noise_and_is_one_more_release(tmp_path, recor
     assert run.service.run.releases.releases(LEAVING) == ledger(run, LEAVING)
 
 
-def test_a_device_whose_budget_is_used_up_takes_part_in_no_other_attempt_and_the_run_goes_on(tmp_path):
+def test_a_device_without_privacy_budget_joins_no_attempt_and_the_run_ends(tmp_path):
     run = shared(tmp_path, POLICY, dp=replace(DP, rounds=2))
     at(run, "train.agree")
     table = run.agents[LEAVING].state.table
@@ -257,6 +251,6 @@ def test_a_device_whose_budget_is_used_up_takes_part_in_no_other_attempt_and_the
     table.save(replace(table.saved, releases=[*table.saved.releases, again]))
     run.run(until=lambda: run.service.finished, limit=2000)
     assert "the privacy budget of this device is used up: 2 releases" in run.agents[LEAVING].view.problem
-    assert run.agents[LEAVING].state.last_round == 1, "it does not even begin round 2"
+    assert run.agents[LEAVING].state.last_round == 1, "the device does not begin round 2"
     assert [one.round for one in ledger(run, "device-0")] == [1, 2]
     assert [one.round for one in ledger(run, LEAVING)] == [1, 1]

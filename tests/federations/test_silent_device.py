@@ -1,4 +1,4 @@
-"""A device that says hello and answers nothing costs the patience once, in virtual time."""
+"""A device that sends hellos and no updates delays the run by the patience once, in virtual time."""
 
 import logging
 
@@ -28,8 +28,8 @@ def federation(folder, silent_seconds):
 
 
 @pytest.mark.slow
-def test_a_silent_device_costs_six_rounds_one_patience(tmp_path):
-    """With cohort = quorum each draw of it cost one patience: 7,836 s for these six rounds."""
+def test_a_silent_device_delays_six_rounds_by_one_patience(tmp_path):
+    """Earlier, with cohort = quorum, each draw of the device cost one patience: 7,836 s for these six rounds."""
     run, file = federation(tmp_path, 1e9)
     run.run()
     assert run.service.finished and [line["round"] for line in file.records] == list(range(1, 8))
@@ -39,7 +39,7 @@ def test_a_silent_device_costs_six_rounds_one_patience(tmp_path):
     assert any(SILENT in phase["asked"] for line in file.records for phase in line["phases"])
 
 
-def test_a_coordinator_that_starts_again_forgets_who_was_silent_and_pays_one_patience_at_most(tmp_path):
+def test_a_restarted_coordinator_waits_at_most_once_more_for_a_silent_device(tmp_path):
     run, file = federation(tmp_path, 1e9)
     run.run(until=lambda: bool(run.service.run.machine.silent.devices))
     before = run.clock.now
@@ -52,7 +52,7 @@ def test_a_coordinator_that_starts_again_forgets_who_was_silent_and_pays_one_pat
 
 
 @pytest.mark.slow
-def test_an_honest_device_that_had_one_bad_night_returns_by_itself(tmp_path):
+def test_a_device_that_is_slow_once_returns_to_the_rounds(tmp_path):
     run, file = federation(tmp_path, PATIENCE + 2.0)
     silent = run.service.run.machine.silent
     run.run(until=lambda: bool(silent.devices))

@@ -1,6 +1,6 @@
 """Rounds whose devices have helped to unmask a sum that too few devices then completed.
 
-These devices join no other attempt of the round. So the round ends without a sum, and the run goes on.
+These devices join no other attempt of the round. So the round ends without a sum, and the run continues.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ def recorder(monkeypatch):
 
 
 def lose_a_round(folder, method, step, restart=False):
-    """Run until two of four devices fall out in a step of round 1; they return in round 2. Return the run."""
+    """Run until two of four devices leave in a step of round 1; they return in round 2. Return the run."""
     run = summed(folder, method, settings=PATIENT)
     machine = run.service.run.machine
     run.run(until=lambda: (machine.asked, machine.stage) == (step, Stage.COLLECTING))
@@ -53,7 +53,7 @@ def test_a_round_without_enough_devices_ends_without_a_sum_and_the_next_round_ha
 
 
 @pytest.mark.parametrize(("method", "step"), LOST)
-def test_a_restart_of_the_coordinator_while_it_waits_changes_no_bit(tmp_path, method, step):
+def test_a_restart_of_the_waiting_coordinator_changes_no_bit(tmp_path, method, step):
     whole = lose_a_round(tmp_path / "whole", method, step)
     killed = lose_a_round(tmp_path / "killed", method, step, restart=True)
     assert killed.service.finished and not killed.service.run.diverged
@@ -61,7 +61,7 @@ def test_a_restart_of_the_coordinator_while_it_waits_changes_no_bit(tmp_path, me
 
 
 @pytest.mark.parametrize(("method", "step"), LOST)
-def test_devices_that_return_in_time_save_the_round(tmp_path, recorder, method, step):
+def test_a_round_ends_with_a_sum_if_its_devices_return_in_time(tmp_path, recorder, method, step):
     run = summed(tmp_path, method, settings=replace(SETTINGS, patience_seconds=60.0))
     machine = run.service.run.machine
     run.run(until=lambda: (machine.asked, machine.stage) == (step, Stage.COLLECTING))

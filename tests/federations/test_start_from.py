@@ -1,4 +1,4 @@
-"""A run starts with the newest whole snapshot of another run, also after a kill, and says what does not fit."""
+"""A run starts with the newest whole snapshot of another run, also after a crash. A misfit is refused."""
 
 import sqlite3
 from dataclasses import replace
@@ -46,7 +46,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
-def test_the_server_half_starts_with_the_state_of_the_other_run_until_its_own_first_snapshot(tmp_path, red):
+def test_a_run_starts_with_the_state_of_the_other_run_until_its_first_snapshot(tmp_path, red):
     origin = start_from(red.folder.parent, "red", "blue", red.plan, PlugIns())
     assert (origin.run, origin.round) == ("red", 2)
     blue = red.folder.parent / "blue"
@@ -67,7 +67,7 @@ def test_the_server_half_starts_with_the_state_of_the_other_run_until_its_own_fi
         start_from(red.folder.parent, "red", "blue", red.plan, PlugIns())
 
 
-def test_a_kill_before_each_step_of_the_link_leaves_a_folder_in_which_it_is_made_again(tmp_path, red):
+def test_a_link_to_a_snapshot_can_be_repeated_after_a_crash_at_any_step(tmp_path, red):
     copied(red, tmp_path)
     steps, source, made = ("make", "link", "sync"), tmp_path / "red" / "coordinator", []
     for point in range(1, 9):
@@ -82,7 +82,7 @@ def test_a_kill_before_each_step_of_the_link_leaves_a_folder_in_which_it_is_made
     assert len(made) > 3
 
 
-def test_the_newest_whole_snapshot_is_taken_and_damage_or_a_missing_run_is_told(tmp_path, red):
+def test_the_newest_whole_snapshot_is_used_and_a_missing_one_is_reported(tmp_path, red):
     newest, *older = copied(red, tmp_path)
     newest.write_bytes(b"nothing")
     with sqlite3.connect(tmp_path / "red" / "coordinator" / "spool.sqlite") as db:
@@ -118,7 +118,7 @@ def test_another_method_or_another_network_is_refused_with_its_name_and_shapes(t
         start_from(tmp_path, "red", "blue", made, PlugIns())
 
 
-def test_a_state_that_does_not_fit_the_server_half_is_named_with_its_shapes(red):
+def test_a_state_that_does_not_fit_the_server_half_is_refused_with_its_shapes(red):
     given = state(red)
     wider = {name: torch.zeros(*value.shape, 2) for name, value in given.items()}
     first = min(given)

@@ -1,4 +1,4 @@
-"""A file that an earlier process wrote and that is unreadable now leads to one line, with the way out."""
+"""A file that an earlier process wrote and that is unreadable now leads to an error of one line, with the fix."""
 
 import json
 import sqlite3
@@ -33,27 +33,29 @@ def device(tmp_path):
     return tmp_path
 
 
-def test_a_device_finds_again_what_it_has_written(device):
+def test_a_device_reads_the_state_that_it_has_written(device):
     state = DeviceState(device)
     book = state.saved
     assert (state.file.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, "")
     assert [(a.round, a.examples) for a in book.answers] == [(1, 5)]
 
 
-def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_it_likes(tmp_path):
+def test_a_device_can_restart_after_a_renewal_has_reset_a_boot_in_the_future(tmp_path):
     ahead, now, keys = 1_900_000_000, 1_800_000_000, "0" * 32
     state = DeviceState(tmp_path, durable=False)
     assert state.boot(ahead, f"1:{keys}") == ahead
     state.begin("spring", HASH)
     for round in (1, 2):
         state.save_answer(answer_of(state, round), {"w": np.full(3, round, np.float32)})
-    assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
+    assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, (
+        "the boot was reset by the renewal"
+    )
     for later in (1, 2):
         assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
     assert [a.round for a in DeviceState(tmp_path, durable=False).saved.answers] == [2]
 
 
-def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
+def test_a_device_json_that_is_older_than_previous_json_is_refused(tmp_path):
     state = DeviceState(tmp_path, durable=False)
     state.boot(7)
     state.begin("spring", HASH)
@@ -85,25 +87,25 @@ def runs_without_end(book):
 DAMAGE = {
     "half of it": lambda text: text[: len(text) // 2],
     "nothing": lambda text: "",
-    "another thing": lambda text: "[]",
+    "another JSON value": lambda text: "[]",
     "a number": lambda text: text.replace('"boot": 7', '"boot": 8'),
     "a letter": lambda text: text.replace("spring", "spruce"),
-    "nested without end": lambda text: "[" * 100_000,
-    "a boot below zero": lambda text: text.replace('"boot": 7', '"boot": -7'),
+    "nested too deep": lambda text: "[" * 100_000,
+    "a negative boot": lambda text: text.replace('"boot": 7', '"boot": -7'),
     "a word for a number": lambda text: text.replace('"boot": 7', '"boot": "7"'),
     "a path for a hash": lambda text: text.replace(HASH, "../../etc/passwd"),
-    "something more": lambda text: text.replace('"boot"', '"more": 1, "boot"'),
-    "runs without end": lambda text: json.dumps(sealed(runs_without_end(json.loads(text)["book"]))),
+    "an additional key": lambda text: text.replace('"boot"', '"more": 1, "boot"'),
+    "too many runs": lambda text: json.dumps(sealed(runs_without_end(json.loads(text)["book"]))),
     "a run twice": lambda text: json.dumps(
         sealed({**(b := json.loads(text)["book"]), "runs": b["runs"] * 2})
     ),
-    "answers without end": lambda text: json.dumps(sealed_with(json.loads(text)["book"], 50)),
+    "too many answers": lambda text: json.dumps(sealed_with(json.loads(text)["book"], 50)),
     "no UTF-8": lambda text: text.replace("spring", "\udcff"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage):
+def test_a_damaged_device_json_is_refused_in_one_line(device, damage):
     path = device / "device.json"
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
@@ -115,7 +117,7 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
 
 @pytest.mark.parametrize("left", [None, b"", b"half of it"])
 @pytest.mark.parametrize("which", ["half", "answer"])
-def test_an_object_that_is_gone_or_damaged_is_one_line_and_no_traceback(device, which, left):
+def test_a_missing_or_damaged_object_is_refused_in_one_line(device, which, left):
     book = DeviceState(device).saved
     path = device / "objects" / f"{book.half if which == 'half' else book.answers[0].object}.body"
     path.unlink() if left is None else path.write_bytes(left)
@@ -124,7 +126,7 @@ def test_an_object_that_is_gone_or_damaged_is_one_line_and_no_traceback(device, 
     assert exit_code(error.value) == 1
 
 
-def test_a_device_whose_file_is_gone_and_whose_work_is_here_does_not_begin_anew_in_silence(device):
+def test_a_device_with_objects_and_without_device_json_does_not_start(device):
     (device / "device.json").unlink()
     with pytest.raises(DamagedError, match=r"device.json is gone; .*put it back .* start anew"):
         DeviceState(device)
@@ -140,7 +142,7 @@ def coordinator(tmp_path):
     return tmp_path
 
 
-def test_a_coordinator_finds_again_what_it_has_written(coordinator):
+def test_a_coordinator_reads_the_state_that_it_has_written(coordinator):
     past, members = Spool(coordinator).recover()
     assert (past.round, past.cohort, members) == (1, ("a", "b"), {"a": Member("a", 5, (2, 3))})
 
@@ -150,7 +152,7 @@ def test_a_coordinator_finds_again_what_it_has_written(coordinator):
     ["cohort = 'a'", "cohort = '{}'", "cohort = '[1]'", "members = '[[1, 2, 3]]'", "members = '{}'", "members = NULL",
      "members = '[[\"a\", 5, [\"x\"]]]'", "cohort = X'ff'"],
 )  # fmt: skip
-def test_a_damaged_row_of_a_coordinator_is_one_line_and_no_traceback(coordinator, change):
+def test_a_damaged_row_of_the_index_is_refused_in_one_line(coordinator, change):
     with sqlite3.connect(coordinator / "spool.sqlite") as db:
         db.execute(f"UPDATE checkpoint SET {change}")
     with pytest.raises(DamagedError, match="spool.sqlite is damaged.*protofleet go-on") as error:
@@ -158,7 +160,7 @@ def test_a_damaged_row_of_a_coordinator_is_one_line_and_no_traceback(coordinator
     assert "\n" not in str(error.value) and exit_code(error.value) == 1
 
 
-def test_a_spool_that_is_no_database_is_one_line_too(coordinator):
+def test_a_spool_file_that_is_no_database_is_refused_in_one_line(coordinator):
     (coordinator / "spool.sqlite").write_bytes(b"no database at all" * 500)
     with pytest.raises(DamagedError, match="spool.sqlite is damaged"):
         Spool(coordinator)

@@ -1,4 +1,4 @@
-"""Masked sums at a broker with small packets: a device's own bytes in a task must fit into a packet."""
+"""Masked sums at a broker with small packets: the bytes of a task for one device must fit into a packet."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def at_small_packets(folder, monkeypatch, devices):
     return run, rejected
 
 
-def test_the_shares_of_as_many_devices_as_the_packets_hold_are_sent(tmp_path, monkeypatch):
+def test_the_shares_of_the_largest_possible_cohort_are_sent(tmp_path, monkeypatch):
     run, rejected = at_small_packets(tmp_path, monkeypatch, MOST)
     sizes, publish = [], run.broker.publish
 
@@ -35,7 +35,7 @@ def test_the_shares_of_as_many_devices_as_the_packets_hold_are_sent(tmp_path, mo
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_more_devices_are_refused_with_the_way_out_before_any_of_them_trains(tmp_path, monkeypatch, restart):
+def test_a_larger_cohort_is_refused_with_the_fix_before_the_training(tmp_path, monkeypatch, restart):
     run, rejected = at_small_packets(tmp_path, monkeypatch, MOST + 1)
     run.run(until=lambda: bool(rejected), limit=60)
     if restart:
@@ -53,7 +53,7 @@ def test_more_devices_are_refused_with_the_way_out_before_any_of_them_trains(tmp
     assert not any(agent.state.saved.answers for agent in run.agents.values())
 
 
-def test_a_broker_with_larger_packets_lets_the_run_go_on(tmp_path, monkeypatch):
+def test_the_run_continues_at_a_broker_with_larger_packets(tmp_path, monkeypatch):
     run, rejected = at_small_packets(tmp_path, monkeypatch, MOST + 1)
     run.run(until=lambda: bool(rejected), limit=60)
     run.broker.clients["coordinator"].deliver(Connected(2 * LEAST, 20))

@@ -42,7 +42,7 @@ def records(folder, method, stages=None, policy=POLICY):
 
 
 @pytest.mark.parametrize("method", few(BOTH, 4))
-def test_bytes_before_coding_are_the_bytes_of_a_run_without_a_codec(tmp_path, method):
+def test_the_bytes_before_coding_equal_the_bytes_of_a_run_without_a_codec(tmp_path, method):
     plain = records(tmp_path / "plain", method)
     found = records(tmp_path / "coded", method, BOTH[method])
     assert [line["uncoded"] for line in found] == [line["payload"] for line in plain]
@@ -51,7 +51,7 @@ def test_bytes_before_coding_are_the_bytes_of_a_run_without_a_codec(tmp_path, me
     assert 0 < sent <= before and (sent < before or not BOTH[method][0])
 
 
-def test_a_model_that_is_broadcast_for_an_evaluation_and_for_a_round_counts_once(tmp_path):
+def test_a_model_that_is_broadcast_for_an_evaluation_and_a_round_is_counted_once(tmp_path):
     """With stochastic rounding, the two broadcasts of the same model are different objects."""
     stages = {}, {"weights": CodecStage("int8", "broadcast", rounding="stochastic")}
     plain = records(tmp_path / "plain", "fedavg", policy=SAMPLED)
@@ -64,7 +64,7 @@ def test_a_model_that_is_broadcast_for_an_evaluation_and_for_a_round_counts_once
 @pytest.mark.parametrize(
     "method", [m if m == "fedavg" else pytest.param(m, marks=pytest.mark.slow) for m in BOTH]
 )
-def test_a_coordinator_that_restarts_in_each_round_counts_the_same(tmp_path, method):
+def test_a_coordinator_that_restarts_in_each_round_counts_the_same_bytes(tmp_path, method):
     whole = records(tmp_path / "whole", method, BOTH[method])
     run, file = observed(tmp_path / "run", method, BOTH[method])
     for number in range(1, run.plan.rounds + 2):
@@ -91,7 +91,7 @@ def test_the_summary_adds_up_the_rounds_and_is_empty_without_a_codec(tmp_path):
         assert found == {"up": {"weights": 6 * weights}, "down": {"weights": 3 * weights}}
 
 
-def test_a_round_s_log_line_has_the_bytes_before_coding_only_in_a_run_with_a_codec(tmp_path, caplog):
+def test_the_log_line_of_a_round_has_uncoded_bytes_only_in_a_run_with_a_codec(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     for stages in (None, STAGES["fedavg"]):
         caplog.clear()

@@ -1,4 +1,4 @@
-"""Private values of which the server knows the mean, in federations in which it does not use some answers."""
+"""The server knows the mean of values that devices keep, also if it does not use some answers."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def nothing(sent, number):
 class Watched:
     """A maker of halves, which changes what device-2 sends, and notes the rounds for which it has trained.
 
-    From large weights, devices train to weights that are far beyond each bound.
+    A training that begins with large weights ends with weights that are far above each bound.
     """
 
     def __init__(self, change=nothing):
@@ -67,7 +67,7 @@ def check_mean(run, method):
     assert len(kept) == 3
     for name, value in sums.mean().items():
         assert_close(value, sum(one[name] for one in kept) / len(kept), rtol=1e-5, atol=1e-6)
-        assert value.abs().max() > 1e-4 or name.endswith("bias"), "it is to have learned something"
+        assert value.abs().max() > 1e-4 or name.endswith("bias"), "the values must have changed"
 
 
 def used(file):
@@ -76,20 +76,20 @@ def used(file):
 
 @every_method
 @pytest.mark.slow
-def test_late_answers_count_nowhere(method, tmp_path):
+def test_late_answers_are_not_in_the_mean(method, tmp_path):
     run, file, maker = started(tmp_path, method, policy=replace(POLICY, patience_seconds=3.0))
     for number, seconds in ((2, 5.0), (3, 1.0)):
         run.run(until=lambda n=number: run.service.run.machine.round == n)
         run.workers[NAME].seconds = seconds
     run.run()
     check_mean(run, method)
-    assert 2 in maker.trained and 2 not in used(file), "the answer to round 2 is to have come too late"
+    assert 2 in maker.trained and 2 not in used(file), "the answer to round 2 must have come too late"
     assert 1 in used(file) and max(used(file)) > 2
 
 
 @every_method
 @pytest.mark.slow
-def test_refused_answers_count_nowhere(method, tmp_path):
+def test_refused_answers_are_not_in_the_mean(method, tmp_path):
     def broken(sent, number):
         return {k: v * float("nan") if number == 2 and v.is_floating_point() else v for k, v in sent.items()}
 
@@ -101,7 +101,7 @@ def test_refused_answers_count_nowhere(method, tmp_path):
 
 @every_method
 @pytest.mark.parametrize("crash", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_answer_without_which_a_round_is_repeated_counts_nowhere(method, tmp_path, crash):
+def test_an_answer_that_a_repeated_round_leaves_out_is_not_in_the_mean(method, tmp_path, crash):
     """Devices diverge in round 3, so round 2 is repeated after they have trained for round 3."""
 
     def poisoned(sent, number):
@@ -116,12 +116,12 @@ def test_an_answer_without_which_a_round_is_repeated_counts_nowhere(method, tmp_
     run.run()
     assert run.service.finished and not run.service.run.diverged
     check_mean(run, method)
-    assert [number for number in maker.trained if number > 2][:2] == [3, 3], "round 3 is to have begun twice"
+    assert [number for number in maker.trained if number > 2][:2] == [3, 3], "round 3 must have begun twice"
 
 
 @every_method
 @pytest.mark.slow
-def test_kills_in_each_round_change_nothing_of_it(method, tmp_path):
+def test_the_mean_stays_right_if_parties_are_killed_in_each_round(method, tmp_path):
     run, _, _ = started(tmp_path, method, policy=replace(POLICY, patience_seconds=3.0))
     for number in range(1, POLICY.rounds + 1):
         run.run(until=lambda n=number: run.service.run.machine.round >= n)

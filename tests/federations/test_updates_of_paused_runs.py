@@ -1,4 +1,4 @@
-"""An update of a run that has stopped waits until the run goes on, and holds up nothing else."""
+"""An update of a paused run waits until the run continues, and delays nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.two_runs import MOMENTS, SOON, TwoRuns
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda one: one.__name__)
-def test_an_update_of_a_run_that_stops_waits_until_the_run_goes_on(tmp_path, moment):
+def test_an_update_of_a_paused_run_is_sent_after_the_run_continues(tmp_path, moment):
     two = TwoRuns(tmp_path)
     two.go_on("red", "blue")
     moment(two)
@@ -20,12 +20,12 @@ def test_an_update_of_a_run_that_stops_waits_until_the_run_goes_on(tmp_path, mom
     sent = two.updates
     two.go_on("red", limit=SOON)
     two.simulation.run(until=lambda: two.updates > sent, limit=RESEND_SECONDS + 1.0)
-    assert two.updates == sent, "nobody would receive the update"
+    assert two.updates == sent, "no coordinator would receive the update"
     two.runs["blue"] = two.simulation.open_run("blue")
     two.go_on("red", "blue", limit=SPREAD_SECONDS + 2 * SOON)
 
 
-def test_a_device_is_drained_while_its_last_update_waits_for_a_run_that_has_stopped(tmp_path):
+def test_a_device_can_be_drained_while_an_update_waits_for_a_paused_run(tmp_path):
     two = TwoRuns(tmp_path)
     two.go_on("blue")
     two.has_sent()
@@ -35,7 +35,7 @@ def test_a_device_is_drained_while_its_last_update_waits_for_a_run_that_has_stop
     two.until(lambda: two.two.finished, SOON)
 
 
-def test_a_device_of_one_run_knows_too_that_its_run_has_stopped(tmp_path):
+def test_a_device_of_one_run_does_not_wait_for_a_receipt_of_a_paused_run(tmp_path):
     two = TwoRuns(tmp_path, ("blue",), runs=1)
     two.go_on("blue")
     two.has_sent()

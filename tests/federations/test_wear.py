@@ -1,6 +1,6 @@
 """A device's disk use is bounded.
 
-A round writes what came, what was made, and one small file.
+A round writes the received broadcast, the computed answer and state, and one small file.
 """
 
 import pytest
@@ -14,7 +14,7 @@ BOOK = 8192
 
 
 @pytest.mark.parametrize("method", few(["fedavg", "fedproto", "fedplcc"], 3))
-def test_the_longer_run_takes_no_more_of_the_disk_and_writes_no_more_a_round(method):
+def test_a_longer_run_needs_no_more_disk_space_and_writes_no_more_bytes_a_round(method):
     short, long = (one(method, rounds, Network("mlp", 8)) for rounds in (4, 12))
     assert long["folder_bytes_at_most"] < 1.1 * short["folder_bytes_at_most"]
     # The long run makes answers in 12 of 13 rounds, the short one in 4 of 5.
@@ -22,7 +22,7 @@ def test_the_longer_run_takes_no_more_of_the_disk_and_writes_no_more_a_round(met
     assert long["book_bytes_a_round"] < BOOK
 
 
-def test_a_round_writes_the_broadcast_the_answer_and_the_state_once_each(tmp_path):
+def test_each_round_writes_broadcast_answer_and_state_once(tmp_path):
     written = Written()
     plan = Plan("fedavg", 10, 3, 1, 8, Network("mlp", 8), {"epochs": 1, "batch": 32})
     run(plan, tmp_path, written)
@@ -32,7 +32,7 @@ def test_a_round_writes_the_broadcast_the_answer_and_the_state_once_each(tmp_pat
     assert written.bytes["made"] <= 3 * model + asks * 16, "the evaluation's answer is empty"
 
 
-def test_a_finished_rounds_work_is_dropped(tmp_path):
+def test_the_files_of_a_finished_round_are_removed(tmp_path):
     done = simulation(tmp_path, "fedpall")
     agent = done.agents["device-1"]
     done.run(until=lambda: agent.state.last_round == 3 and agent.view.awaits_receipt)
@@ -41,10 +41,10 @@ def test_a_finished_rounds_work_is_dropped(tmp_path):
     named = {agent.state.saved.half, agent.state.saved.broadcast}
     named |= {answer.object for answer in agent.state.saved.answers}
     others = {name.hex() for name in agent.state.store.names()} - named
-    assert len(others) <= 1, "the half's state in the generation before"
+    assert len(others) <= 1, "the earlier state of the half"
 
 
-def test_the_same_question_gets_the_same_bytes_after_a_reboot(tmp_path):
+def test_a_repeated_task_gets_the_same_bytes_after_a_restart(tmp_path):
     run = simulation(tmp_path, "fedpall")
     agent = run.agents["device-1"]
     run.run(until=lambda: agent.state.last_round == 2)

@@ -1,4 +1,4 @@
-"""A device that claims a million samples, through the real service: its weight in the new model."""
+"""The weight that a device with a false claim of a million samples has in the new model."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def federation(folder, **rules):
 @pytest.mark.parametrize(
     ("rules", "most"), [({}, 0.5), ({"weight_cap": 1.0}, 0.25), ({"weight_cap": 0.0}, 1.0)]
 )
-def test_a_claim_of_a_million_samples_moves_the_model_by_no_more_than_the_cap(tmp_path, rules, most):
+def test_the_cap_limits_the_weight_of_a_device_that_claims_a_million_samples(tmp_path, rules, most):
     run, _ = federation(tmp_path, **rules)
     before = {k: v.clone() for k, v in run.service.run.server_runner.server.state().items()}
     run.run()

@@ -1,4 +1,4 @@
-"""make fuzz: so many inputs for all readers of others' bytes, on all cores; what is found is kept in the corpus."""
+"""make fuzz: many inputs for all readers of bytes of other parties, on all cores; findings are kept in the corpus."""
 
 from __future__ import annotations
 

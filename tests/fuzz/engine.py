@@ -23,12 +23,12 @@ from tests.fuzz.targets import Target
 
 CORPUS = Path(__file__).parent / "corpus"
 MOST_KEPT = 400  # The most inputs of a target that are kept for further changes.
-LONGEST = 4096  # The most bytes of an input; longer inputs would show nothing new.
+LONGEST = 4096  # The most bytes of an input; longer inputs would find nothing new.
 SLOW_SECONDS = 0.05  # An input is slow if it takes longer than this three times in a row.
 MEMORY = 96 << 20  # Bytes by which the process may grow over all inputs.
-TIMES = 4  # A reader may use so many times the bytes of the input and of its result, and ROOM.
+TIMES = 4  # A reader may use this many times the bytes of the input and of its result, and ROOM in addition.
 ROOM = 256 << 10  # Bytes for streams that are unpacked in pieces, and for objects of Python.
-SAMPLED = 256  # One of so many inputs is run again with its memory measured, and each input that is not fast.
+SAMPLED = 256  # One of this many inputs, and each input that is not fast, is run again to measure its memory.
 NOT_FAST_SECONDS = 0.005
 DIGITS = re.compile(r"\d+")
 ODD = (

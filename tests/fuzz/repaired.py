@@ -1,7 +1,7 @@
 """Records, bundles and deltas with repaired sizes: any bytes become the recipe of a coded array.
 
 A reader refuses a record of a wrong size before it decodes a number, and nearly every change of a record makes its
-size wrong. So these functions make records of the right size from any bytes, and what is inside them stays odd.
+size wrong. So these functions make records of the right size from any bytes, and their content stays arbitrary.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ INPUTS = 30_000
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_input_does_more_than_be_refused(name):
+def test_each_input_is_accepted_or_refused_with_a_documented_error(name):
     report = fuzz(name, TARGETS[name], max(200, int(INPUTS * TARGETS[name].share)), seed=1)
     assert [(finding.words, finding.data) for finding in report.findings] == []
     assert len(report.outcomes) >= 2, "it is refused in more than one way"
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_once_is_refused_now_and_takes_no_memory(name):
+def test_kept_findings_and_seeds_take_less_than_4_MiB_of_memory(name):
     target = TARGETS[name]
     for data in [*kept(name), *target.seeds()]:
         tracemalloc.start()
@@ -39,7 +39,7 @@ def test_what_was_found_once_is_refused_now_and_takes_no_memory(name):
         assert peak < 4 << 20
 
 
-def test_good_inputs_are_taken_or_nothing_behind_the_first_check_is_ever_reached():
+def test_each_target_accepts_one_of_its_seeds():
     for name, target in TARGETS.items():
         taken = 0
         for data in target.seeds():
@@ -51,8 +51,8 @@ def test_good_inputs_are_taken_or_nothing_behind_the_first_check_is_ever_reached
 
 
 @pytest.mark.parametrize("name", [*RECORDS, "bundle_repaired", "bundle_packed", "delta_repaired"])
-def test_more_than_a_tenth_of_the_inputs_of_a_coded_array_are_decoded_to_their_end(name):
-    """Inputs of a wrong size would show nothing of what is behind the first check."""
+def test_a_tenth_of_the_inputs_of_a_coded_array_are_decoded_completely(name):
+    """Inputs of a wrong size would test only the first check."""
     report = fuzz(name, TARGETS[name], 600, seed=2)
     assert report.taken > 60, f"{report.taken} of {report.inputs}"
 
@@ -65,7 +65,7 @@ def test_repaired_bundles_reach_each_form():
     assert reached == {form.name for form in Form}
 
 
-def test_the_corpus_is_small_and_of_targets_that_there_are():
+def test_the_corpus_is_small_and_has_only_folders_of_existing_targets():
     folders = [path for path in CORPUS.glob("*") if path.is_dir()]  # Without findings there is none.
     assert {path.name for path in folders} <= set(TARGETS)
     assert sum(file.stat().st_size for path in folders for file in path.iterdir()) < 200_000
@@ -109,13 +109,13 @@ def grows(data):
 
 
 @pytest.mark.parametrize(("fault", "words"), [(dies, "IndexError"), (grows, "grown by")])
-def test_a_planted_fault_is_found(fault, words):
+def test_the_fuzzer_finds_a_planted_fault(fault, words):
     report = fuzz("planted", planted(fault), 40_000, seed=3)
     GREED.clear()
     assert any(words in finding.words for finding in report.findings)
 
 
-def test_an_input_that_takes_more_than_four_times_its_declared_memory_is_found():
+def test_the_fuzzer_finds_an_input_that_takes_over_four_times_its_declared_memory():
     modest, greedy = (
         replace(planted(lambda data, size=size: bytearray(size)), declared=lambda data: 1 << 20)
         for size in (3 << 20, 5 << 20)
@@ -125,7 +125,7 @@ def test_an_input_that_takes_more_than_four_times_its_declared_memory_is_found()
     assert words and all("bytes of memory" in one for one in words)
 
 
-def test_memory_is_measured_for_inputs_that_compute_for_long_but_not_for_those_that_wait():
+def test_memory_is_measured_for_inputs_that_compute_and_not_for_inputs_that_wait():
     """An input waits too if other programs use the processor."""
 
     def waits(data):
@@ -136,7 +136,7 @@ def test_memory_is_measured_for_inputs_that_compute_for_long_but_not_for_those_t
         assert bool(fuzz("planted", slow, 20, seed=3).measured) is measured
 
 
-def test_an_input_that_takes_too_long_is_found_by_the_threads_own_time():
+def test_the_fuzzer_finds_a_slow_input_by_the_cpu_time_of_its_thread():
     assert tried(planted(dawdles), b"OK\xff\x00\x00\x00")[1].startswith("it takes more than")
     waits = planted(lambda data: time.sleep(0.1))  # A sleep uses no time of this thread.
     assert tried(waits, b"OK\xff\x00\x00\x00")[1] == ""

@@ -1,8 +1,8 @@
-"""`make gpu`: what needs a GPU is tested on one, and each method runs with 100 devices that share a part of it.
+"""`make gpu`: run the tests that need a GPU, and run each method with 100 devices that share a part of the GPU.
 
 Each run is also made on the CPU, at the same time: accuracies must not be further apart than `--tolerance`. Then a
-round of some networks is timed on the GPU, in a plain loop there and on the CPU. All that was seen is kept as JSON,
-and those times also as a table in Markdown.
+round of some networks is timed on the GPU, in a plain loop there and on the CPU. All results are kept as JSON,
+and the times of the rounds also as a table in Markdown.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tests.gpu.pays import Row, row_of, write_table
 from tests.gpu.runs import Run, Wanted, report, run_of
 
 
-def test_a_machine_without_a_gpu_says_so_in_one_line_and_has_failed_in_nothing(monkeypatch, capsys):
+def test_a_machine_without_a_gpu_prints_one_line_and_exits_with_0(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert program.main([]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -20,7 +20,7 @@ def test_a_machine_without_a_gpu_says_so_in_one_line_and_has_failed_in_nothing(m
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.parametrize("method", ["fcclplus", "fedavg", "fedgen", "fml"])
-def test_a_pair_of_runs_has_the_same_accuracy_where_both_are_on_the_cpu(method, tmp_path):
+def test_two_runs_on_the_cpu_have_the_same_accuracy(method, tmp_path):
     pair = program.pair(method, Wanted(3, 1, "cpu"), 0.0, lambda: 7_000_000)
     assert pair.problems == [] and pair.there.accuracy == pair.cpu.accuracy
     run = pair.there
@@ -43,26 +43,26 @@ def run_with(accuracy):
         (None, 0.8, "it has no accuracy"),
     ],
 )
-def test_accuracies_that_are_too_far_apart_are_a_failure(there, cpu, problem):
+def test_accuracies_that_differ_too_much_are_a_problem(there, cpu, problem):
     assert program.apart(run_with(there), run_with(cpu), 0.05) == ([problem] if problem else [])
 
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_run_that_fails_is_named_with_its_last_line(tmp_path):
+def test_a_failed_run_reports_its_last_line_as_a_problem(tmp_path):
     run = run_of("no-method", Wanted(3, 1, "cpu"), tmp_path, lambda: 0)
     assert "no method 'no-method'" in run.problems[0]
 
 
 @pytest.mark.slow
 @pytest.mark.broker
-def test_a_round_is_timed_there_in_a_loop_and_on_the_cpu(tmp_path):
+def test_a_round_is_timed_on_the_wanted_processor_in_a_loop_and_on_the_cpu(tmp_path):
     row = row_of("mlp", Wanted(3, 1, "cpu"), tmp_path / "mlp")
     assert (row.network, row.devices, row.problems) == ("mlp", 3, [])
     assert min(row.there, row.loop, row.cpu) > 0
 
 
-def test_the_table_says_when_a_gpu_pays(tmp_path):
+def test_the_table_has_the_times_and_the_speedups_of_a_gpu(tmp_path):
     rows = [Row("mlp", 24, 1.0, 0.5, 0.4), Row("resnet10", 24, 3.4, 2.0, None, ["it ended"])]
     shown = write_table(rows, tmp_path / "gpu.json")
     lines = (tmp_path / "gpu.md").read_text().splitlines()

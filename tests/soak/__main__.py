@@ -1,4 +1,4 @@
-"""`make soak ROUNDS=5000`: very many rounds of a tiny method in real processes; what grows is named."""
+"""`make soak ROUNDS=5000`: very many rounds of a tiny method in real processes; figures that grow are named."""
 
 from __future__ import annotations
 

@@ -16,24 +16,24 @@ def made(growth, noise, n=1000, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_slope_lies_within_its_margin(seed):
+def test_the_true_growth_lies_within_the_margin_of_the_slope(seed):
     found = slope(*made(0.01, 2.0, seed=seed))
     assert abs(found.per_round - 0.01) < 2 * found.margin and not found.flat
     assert found.surely_over(5.0, 1000) and not found.surely_over(20.0, 1000)
 
 
-def test_noise_alone_is_flat_as_often_as_it_should_be():
+def test_noise_without_growth_is_flat_in_95_percent_of_cases():
     flat = sum(slope(*made(0.0, 2.0, seed=seed)).flat for seed in range(200))
     assert 180 <= flat <= 198  # The expected number is 190, which is 95 % of 200.
 
 
-def test_what_fills_at_the_beginning_is_no_growth():
+def test_growth_that_ends_after_90_of_1000_rounds_counts_as_flat():
     rounds = list(range(1000))
     found = slope(rounds, [min(i, 90) for i in rounds])
     assert found.per_round == 0 and found.flat
 
 
-def test_too_few_samples_are_said():
+def test_a_slope_of_one_sample_is_refused():
     with pytest.raises(ValueError, match="1 samples are too few"):
         slope([1.0], [1.0])
 
@@ -50,7 +50,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_process_and_a_folder_are_measured(tmp_path):
+def test_the_resources_of_a_process_and_the_bytes_of_a_folder_are_measured(tmp_path):
     """The test starts a process, because threads and files of other tests end in this one."""
     (tmp_path / "folder").mkdir()
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "folder" / "file")]

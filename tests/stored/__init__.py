@@ -1,1 +1,1 @@
-"""Files that earlier versions have written. What was once written is read for ever."""
+"""Files that earlier versions have written. Every later version must read them."""

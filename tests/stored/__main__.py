@@ -1,4 +1,4 @@
-"""Keep the files of the present format: python -m tests.stored. Formats that are here are never made again."""
+"""Keep the files of the present format: python -m tests.stored. Stored formats are never written again."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Files of every earlier format are opened, brought up to date, and used to go on."""
+"""Files of every earlier format are opened, migrated, and used to continue a run."""
 
 import json
 
@@ -20,19 +20,19 @@ def kept(request, tmp_path):
     return tmp_path, json.loads(request.param.with_suffix("").with_suffix(".json").read_text())
 
 
-def test_the_present_format_is_kept():
+def test_an_archive_of_the_present_format_is_stored():
     assert HERE / f"format-{FORMAT}.tar.xz" in KEPT
 
 
-def test_a_coordinator_finds_in_them_what_was_written(kept):
+def test_a_coordinator_reads_the_facts_from_files_of_each_earlier_format(kept):
     folder, expected = kept
     found = facts(Spool(folder / "coordinator", durable=False))
     assert {**expected, "books": None} == {**found, "books": None}
     again = facts(Spool(folder / "coordinator", durable=False))
-    assert again == found, "brought up to date once"
+    assert again == found, "the files are migrated only once"
 
 
-def test_a_device_finds_in_them_what_was_written(kept):
+def test_a_device_reads_its_answers_from_files_of_each_earlier_format(kept):
     folder, expected = kept
     for device in DEVICES:
         device_state = DeviceState(folder / device, durable=False)
@@ -43,7 +43,7 @@ def test_a_device_finds_in_them_what_was_written(kept):
         assert json.loads((folder / device / "device.json").read_text())["format"] == state.FORMAT
 
 
-def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
+def test_a_run_that_an_earlier_version_began_continues_to_its_end(kept):
     folder, expected = kept
     run = federation(folder)
     assert read_plan(run.plan.encode()) == run.plan
@@ -51,7 +51,7 @@ def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
     run.run(until=lambda: run.service.run.machine.round == 3)
     answers = {d: [(a.round, a.object) for a in agent.state.saved.answers] for d, agent in run.agents.items()}
     assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in answers.items()), (
-        "nobody worked again"
+        "no device repeated its work"
     )
     run.run()
     assert run.service.finished and not any(run.service.run.spool.fallbacks.values())

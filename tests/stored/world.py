@@ -1,4 +1,4 @@
-"""The run whose files are kept: it died in its second round.
+"""The run whose files are kept: all its parties were killed in the second round.
 
 That round is closed and has no snapshot after it yet.
 """
@@ -58,6 +58,8 @@ def pack(folder: Path, target: Path) -> None:
 
 def unpack(source: Path, folder: Path) -> None:
     with tarfile.open(source) as archive:
-        for member in archive.getmembers():  # The archive is ours; even so, take files and folders only.
+        for member in (
+            archive.getmembers()
+        ):  # The archive is from this repository, and even so only files and folders are extracted.
             if member.isfile() or member.isdir():
                 archive.extract(member, folder)

@@ -23,7 +23,7 @@ NEEDS_AXE = pytest.mark.skipif(
     not AXE.exists(), reason=f"there is no {AXE}: npm install axe-core, or set PROTOFLEET_AXE"
 )
 
-# This script runs in each page and tells the page around it.
+# This script runs in each page and sends its results to the page around it.
 JUDGE = """
 <script src="axe.min.js"></script><script>
 addEventListener("load", async () => {
@@ -47,7 +47,7 @@ addEventListener("message", m => document.querySelector("pre").append(m.data + "
 def framed(folder: Path, names: list[str], more: str = "") -> Path:
     """Add the checking script to these pages of the folder, and return a page that frames them in both widths.
 
-    `more` adds measurements to what the script tells: keys and values of an object in JavaScript.
+    `more` adds measurements to the results of the script: keys and values of an object in JavaScript.
     """
     shutil.copy(AXE, folder / "axe.min.js")
     frames = ""
@@ -63,7 +63,7 @@ def framed(folder: Path, names: list[str], more: str = "") -> Path:
 
 
 def judged(page: Path, dark: bool, seconds: int = 60) -> list[dict]:
-    """Return what the script has told about each page and width, within so many seconds."""
+    """Return the results of the script for each page and width; wait at most this many seconds."""
     document = dumped(page.as_uri(), page.parent, dark, seconds)
     (found,) = re.findall(r"<pre>(.*?)</pre>", document, re.DOTALL)
     return [json.loads(html.unescape(line)) for line in found.splitlines()]

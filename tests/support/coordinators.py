@@ -1,4 +1,4 @@
-"""Several coordinators of one federation, as real processes with folders of their own, behind one Mosquitto."""
+"""Several coordinators of one federation, as real processes with separate folders, at one Mosquitto."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENCODED_TLS = ("ca", "cert", "key")
 
 @dataclass
 class Host(Process):
-    """A coordinator on a host of its own: another folder, and another name of the machine."""
+    """A coordinator on its own host: another folder, and another name of the machine."""
 
     planted: str = ""
 
@@ -58,7 +58,7 @@ class Host(Process):
 
 
 class Silent:
-    """A transport that keeps what it should send."""
+    """A transport that keeps its messages and sends none."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
@@ -99,13 +99,13 @@ class Observer:
 
     @property
     def leader(self) -> SeenState | None:
-        """Return the newest state, if it says that a coordinator is online."""
+        """Return the newest state, if its field `online` is true."""
         newest = self.seen[-1] if self.seen else None
         return newest if newest and newest.state.online else None
 
 
 class Thief:
-    """A client that connects with the client id of the coordinator, and says nothing."""
+    """A client that connects with the client id of the coordinator, and sends no messages."""
 
     def __init__(self, world: Coordinators, before: Callable[[], None] = lambda: None) -> None:
         """Connect; `before` is called when the certificate has been read."""

@@ -1,4 +1,4 @@
-"""A lower bound of epsilon from what an attacker sees of two neighbours."""
+"""A lower bound of epsilon from the outputs that an attacker sees for two neighbouring data sets."""
 
 import math
 

@@ -106,7 +106,7 @@ class Federation:
             self.start(*self.device(name, i))
         for thread in self.threads:
             thread.join(self.seconds)
-            assert not thread.is_alive(), "the federation did not come to its end"
+            assert not thread.is_alive(), "the federation did not end"
         return self
 
     def wait_until_the_coordinator_listens(self, seconds=30.0):
@@ -117,7 +117,7 @@ class Federation:
         """
         deadline = time.monotonic() + seconds
         while not self.service.link.hears_own_messages:
-            assert time.monotonic() < deadline, "the coordinator does not hear its own birth"
+            assert time.monotonic() < deadline, "the coordinator does not receive its own birth"
             time.sleep(0.01)
 
     def close(self):

@@ -1,4 +1,4 @@
-"""Fewer methods, steps or cases, for tests that would say the same with all of them."""
+"""Fewer methods, steps or cases, for tests that would find the same faults with all of them."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,7 +11,7 @@ from protofleet.methods.contract.catalog import load
 # In this order: weights; prototypes; answers of ragged shapes; two phases; statistics without training.
 SHAPES: Final = ("fedavg", "fedproto", "fedplcc", "fedpall", "fedncm")
 
-# Steps of a run whose test asks for the same bits or for numbers, and not for what is learned.
+# Steps of a run whose test checks bits or numbers, and not the accuracy.
 FEW_STEPS: Final = {"epochs": 1, "head_epochs": 1, "server_epochs": 2, "server_steps": 2, "init_steps": 2}
 
 

@@ -1,7 +1,7 @@
 """The programs `coordinator` and `device`, forked from a process that has already imported their modules.
 
 `protofleet run` starts its processes in the same way. A test that must change a module before the program imports
-it gets a process that has imported other people's packages alone, which take most of the time.
+it gets a process that has imported only third-party packages, which take most of the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def launcher() -> Launcher:
 @functools.cache
 def launcher_without_ours() -> Launcher:
     """Return the launcher of programs that import our modules themselves, after a test has changed something."""
-    # A package of others installs a package `tests`, and ours is in no environment.
+    # A third-party package installs a package `tests`, and the package of this project is in no environment.
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT)):
         return Launcher(OF_OTHERS)
 

@@ -1,6 +1,6 @@
 """A protofleet installed from its wheel, that sees the packages of this interpreter but not this checkout.
 
-`python -m tests.support.installed FOLDER` makes an environment that sees these packages and holds no protofleet.
+`python -m tests.support.installed FOLDER` makes an environment that sees these packages and has no protofleet.
 """
 
 from __future__ import annotations

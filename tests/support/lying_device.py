@@ -1,4 +1,4 @@
-"""A lying device: it has a real key, sends what no honest device sends, and keeps the messages that it receives.
+"""A lying device: it has a real key, sends false messages, and keeps the messages that it receives.
 
 It needs only a transport and calls no code of the edge client, so the same liar works in the simulation and over a
 real broker.
@@ -47,7 +47,7 @@ class Liar:
     # Object -> (body, block size in bytes).
     serves: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     asked: list[tuple[int, str, bytes]] = field(default_factory=list)
-    mute: bool = False  # A mute liar offers blocks and never sends one.
+    mute: bool = False  # A liar with `mute` offers blocks and never sends one.
 
     def take(self, item: object, now: float = 0.0) -> None:
         if isinstance(item, Connected):

@@ -1,4 +1,4 @@
-"""Code that tests plant in real processes that take part in masked sums: it notes words, or makes a device silent."""
+"""Code that tests plant in real processes with masked sums: it records words, or makes a device silent."""
 
 from __future__ import annotations
 

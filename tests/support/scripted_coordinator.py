@@ -53,7 +53,7 @@ class Conducted:
     plan: Plan
     offer: Manifest
     round: int = 1
-    answers: list[str] = field(default_factory=list)  # the hash of each answer
+    answers: list[str] = field(default_factory=list)  # The hash of each answer.
 
     @property
     def over(self) -> bool:
@@ -61,13 +61,13 @@ class Conducted:
 
 
 class ScriptedCoordinator(Link, RunPart):
-    """The coordinator; if `alone` is true, it leads one run and knows nothing about several."""
+    """The coordinator; if `alone` is true, it conducts one run and does not support several."""
 
     def __init__(self, me, ring, transport, folder: Path, plans: dict[str, Plan], alone: bool = False):
         Link.__init__(self, me, ring, TOPICS, transport)
         RunPart.__init__(self, self, DOWN)
         self.epoch, self.alone, self.store = me.boot, alone, ObjectStore(folder, disk=Disk(durable=False))
-        self.heard: list[tuple[str, Message]] = []  # the run in the header, and the message
+        self.heard: list[tuple[str, Message]] = []  # The run in the header, and the message.
         self.runs = {name: self._begun(plan) for name, plan in plans.items()}
 
     def _begun(self, plan: Plan) -> Conducted:
@@ -104,7 +104,7 @@ class ScriptedCoordinator(Link, RunPart):
         ):
             header, message, attachment = found
             if header.sender == COORDINATOR:
-                return  # It hears what it has said itself.
+                return  # The coordinator receives its own message.
             self.heard.append((header.run, message))
             self._handle(header.run, message, attachment)
 
@@ -217,7 +217,7 @@ class World:
 
     def run(self, until: Callable[[], bool] | None = None, seconds: float = 2000.0) -> World:
         self.clock.run(until or (lambda: not self.coordinator.active), self.clock.now + seconds)
-        if until is None:  # The device also hears of the end.
+        if until is None:  # The device also receives the end of the run.
             self.clock.run(lambda: False, self.clock.now + 1.0)
         return self
 

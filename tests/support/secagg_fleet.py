@@ -105,7 +105,7 @@ class Fleet:
         }
 
     def answers(self, question: SumQuestion) -> dict[str, dict[str, Any]]:
-        """Return the answers of the devices that have not fallen out before this step or in it."""
+        """Return the answers of the devices that answer this step."""
         found = {}
         for name in question.devices:
             if name in self.falls and STEPS.index(question.step) >= STEPS.index(self.falls[name]):

@@ -24,7 +24,7 @@ from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import shard
 
 SECONDS = 600.0  # Virtual seconds in which each of these simulations ends.
-LAST_SECONDS = 5.0  # Virtual seconds in which the devices hear of the end.
+LAST_SECONDS = 5.0  # Virtual seconds in which the devices receive the end of the runs.
 
 
 @dataclass
@@ -64,7 +64,7 @@ class SeveralRuns(Simulation):
         return Run(made, machine, spool, context, part, selection=self.selections.get(name))
 
     def close_run(self, name: str) -> None:
-        """Close a run that goes on later, as the coordinator of a queue does it."""
+        """Close a run that continues later, as the coordinator of a queue does it."""
         run = self.service.runs[name]
         self.service.paused = (*self.service.paused, name)
         self.service.remove(name)

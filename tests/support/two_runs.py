@@ -15,7 +15,7 @@ from tests.support.several_runs import SECONDS, several_runs
 from tests.support.small_federation import POLICY
 
 DEVICES, TWO = ("device-0", "device-1"), "device-1"
-# Each run needs both devices, so a run stands while it lacks one of them.
+# Each run needs both devices, so a run waits while one of them is absent.
 RULES = replace(POLICY, rounds=400, quorum=2, cohort=2)
 WORK_SECONDS = 3.0
 # A device repeats a lost update once, and works for both runs in turn.

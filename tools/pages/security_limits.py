@@ -254,7 +254,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "the most that its stages allow",
                 "`protofleet.protocol.coding.sizes.most_bytes_of_kind`",
                 "`tests/federations/test_codec.py`: "
-                "`test_a_broken_bundle_is_refused_with_its_reason_and_the_others_finish`",
+                "`test_a_damaged_bundle_is_refused_with_its_reason_and_the_run_ends`",
                 "`too_large`, refused before a block is requested",
             ),
             (
@@ -321,7 +321,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "the broadcast that a delta makes",
                 "the hash in the task",
                 "`protofleet.edge_client.received_delta`",
-                "`tests/federations/test_deltas.py`: `test_a_device_whose_delta_fails_fetches_the_whole_broadcast`",
+                "`tests/federations/test_deltas.py`: `test_a_device_with_a_failed_delta_fetches_the_whole_broadcast`",
                 "the same",
             ),
         ),

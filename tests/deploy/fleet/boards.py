@@ -1,4 +1,4 @@
-"""Boards as values: a Jetson in good order, which a test can change."""
+"""Boards as values: a healthy Jetson, which a test can change."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FILES = {
     "sys/class/thermal/thermal_zone0/temp": "48500",
     "sys/class/thermal/thermal_zone1/type": "gpu-thermal",
     "sys/class/thermal/thermal_zone1/temp": "51250",
-    "sys/class/thermal/thermal_zone2/type": "cv0-thermal",  # answers only while its unit has power
+    "sys/class/thermal/thermal_zone2/type": "cv0-thermal",  # It answers only while its unit has power.
     "sys/class/thermal/cooling_device0/type": "pwm-fan",
     "sys/class/thermal/cooling_device0/cur_state": "2",
     "sys/class/thermal/cooling_device0/max_state": "4",

@@ -1,4 +1,4 @@
-"""A change that every device installs without fault, but that harms the model, gets no second wave."""
+"""A change that every device installs, but that lowers the accuracy, is not deployed to a second wave."""
 
 import http.server
 import threading
@@ -63,12 +63,12 @@ def exporter(text):
         server.shutdown()
 
 
-def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
+def test_only_an_accuracy_drop_above_the_limit_is_reported_with_its_domain():
     assert worst_drop(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
     words = worst_drop(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
     assert words == "accuracy of svhn (test, global) has fallen from 0.500 to 0.300, by more than 0.05"
     assert worst_drop(MetricsReading({"": 1}, {DIGITS: 0.9}), MetricsReading({"": 2}, {}), 0.05) == "", (
-        "who is not measured has lost nothing"
+        "a domain without a measurement has no drop"
     )
 
 
@@ -89,7 +89,7 @@ def of_two(red, blue, digits):
     return MetricsReading(rounds, {("mnist", "test", "global", name): found[name] for name in rounds})
 
 
-def test_each_run_of_a_queue_is_judged_by_its_own_measurements():
+def test_each_run_of_a_queue_is_judged_by_its_own_accuracies():
     readings = [
         of_two(7, 3, 0.9),
         of_two(8, 3, 0.9),
@@ -111,7 +111,7 @@ def test_a_run_of_a_queue_that_ends_during_a_deployment_is_not_judged():
     assert check.judge() == (True, "")
 
 
-def test_the_runs_of_a_queue_are_read_apart_and_those_that_are_over_are_left_out():
+def test_metrics_are_read_for_each_run_of_a_queue_that_is_not_over():
     ratio = 'protofleet_accuracy_ratio{domain="mnist",split="test",view="global",run="%s"} %s\n'
     rounds, over = (
         'protofleet_accuracy_round{run="%s"} %d\n',
@@ -122,7 +122,7 @@ def test_the_runs_of_a_queue_are_read_apart_and_those_that_are_over_are_left_out
     assert parse_metrics(text) == MetricsReading({"red": 7}, {("mnist", "test", "global", "red"): 0.9})
 
 
-def test_a_domain_that_is_no_longer_measured_is_named():
+def test_a_domain_without_new_measurements_is_named_and_not_judged():
     check = check_of(
         reading(7, 0.9), reading(8, 0.9), *(MetricsReading({"": n}, {DIGITS: 0.9}) for n in (9, 10))
     )
@@ -130,7 +130,7 @@ def test_a_domain_that_is_no_longer_measured_is_named():
     assert check.judge() == (True, "accuracy of svhn is no longer measured, and was not judged")
 
 
-def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
+def test_a_run_without_progress_is_not_judged_and_a_note_states_it():
     check = check_of(reading(7, 0.9))
     check.record_baseline()
     assert check.judge() == (
@@ -139,19 +139,19 @@ def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
     )
 
 
-def test_a_coordinator_that_was_started_again_counts_from_nothing():
+def test_the_check_counts_from_zero_after_a_restart_of_the_coordinator():
     check = check_of(reading(7, 0.9), reading(7, 0.9), reading(0, 0.9), reading(1, 0.1))
     check.record_baseline()
     assert not check.judge()[0]
 
 
-def test_who_asks_for_no_judgement_needs_no_coordinator():
+def test_a_check_without_accuracy_drop_reads_no_metrics():
     check = check_of(reading(1, 0.0), care=RolloutSettings())
     check.record_baseline()
     assert check.judge() == (True, "")
 
 
-def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
+def test_the_check_reads_the_metrics_that_a_coordinator_exports(tmp_path):
     run = simulation(tmp_path, "fedavg")
     metrics = Metrics(run.service.run.view)
     keep_journal(run.service.run, [metrics])
@@ -163,7 +163,7 @@ def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"no metrics {", b"protofleet_accuracy_ratio 0.5\n"])
-def test_what_is_no_coordinator_is_said_with_the_way_out(text):
+def test_the_error_for_an_address_without_accuracy_metrics_names_the_settings(text):
     with (
         exporter(text) as url,
         pytest.raises(RunError, match=r"has no metrics of accuracy.*care\.metrics.*accuracy_drop"),
@@ -177,7 +177,7 @@ def test_what_is_no_coordinator_is_said_with_the_way_out(text):
     ("drop", "metrics", "words"),
     [(2.0, URL, "at least 0 and at most 1"), (0.1, "", "needs the coordinator's metrics")],
 )
-def test_settings_that_cannot_be_are_refused(drop, metrics, words):
+def test_invalid_settings_of_the_accuracy_check_are_refused(drop, metrics, words):
     with pytest.raises(ValueError, match=words):
         RolloutSettings(accuracy_drop=drop, metrics=metrics)
 
@@ -196,7 +196,7 @@ def rollout_of(tmp_path, monkeypatch, check):
 
 
 @pytest.mark.parametrize(("after", "touched"), [(0.9, ["a", "b", "c"]), (0.1, ["a"])])
-def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, touched):
+def test_a_canary_that_lowers_the_accuracy_stops_the_rollout(tmp_path, monkeypatch, after, touched):
     check = check_of(reading(7, 0.9), *(reading(i, after) for i in range(8, 20)))
     made = rollout_of(tmp_path, monkeypatch, check)
     assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == touched
@@ -205,7 +205,7 @@ def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, 
     assert ('"step": "accuracy"' in log) == (touched == ["a"])
 
 
-def test_metrics_that_are_gone_after_a_wave_stop_the_next_and_hide_no_outcome(tmp_path, monkeypatch):
+def test_missing_metrics_after_a_wave_stop_the_rollout_and_keep_its_outcomes(tmp_path, monkeypatch):
     def gone(url):
         raise RunError(f"{url} has no metrics of accuracy")
 

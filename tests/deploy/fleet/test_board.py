@@ -14,7 +14,7 @@ def told(board):
     }
 
 
-def test_a_jetson_says_all_that_it_knows(tmp_path):
+def test_the_metrics_of_a_jetson_have_all_its_sensors(tmp_path):
     found = told(Sensors(jetson_files(tmp_path / "board")))
     assert found["temperature_celsius"] == {
         "thermal_zone0:cpu-thermal": 48.5,
@@ -24,7 +24,7 @@ def test_a_jetson_says_all_that_it_knows(tmp_path):
         "cooling_device0:pwm-fan": 0.5,
         "cooling_device1:thermal-cpufreq-0": 0.0,
     }
-    assert found["throttled"] == {"": 0.0}, "a fan that turns slows nothing down"
+    assert found["throttled"] == {"": 0.0}, "a turning fan does not throttle the board"
     assert found["power_watts"] == {"hwmon3:VDD_IN": 6.0}
     assert (found["power_mode"], found["mains"], found["gpu_load_ratio"]) == ({"": 2}, {"": 1}, {"": 0.75})
     assert found["memory_available_bytes"] == {"": 5000 * 1024} and found["swap_used_bytes"] == {
@@ -34,20 +34,20 @@ def test_a_jetson_says_all_that_it_knows(tmp_path):
     assert Sensors(tmp_path / "board").hottest() == 51.25
 
 
-def test_a_board_that_is_slowed_for_its_heat_says_so(tmp_path):
+def test_a_board_that_is_throttled_by_heat_reports_it(tmp_path):
     root = jetson_files(tmp_path)
     (root / "sys/class/thermal/cooling_device1/cur_state").write_text("3\n")
     assert told(Sensors(root))["throttled"] == {"": 1.0}
 
 
-def test_chips_that_measure_power_themselves_are_read_too(tmp_path):
+def test_power_sensors_are_read_too(tmp_path):
     chip = tmp_path / "sys/class/hwmon/hwmon0"
     chip.mkdir(parents=True)
     (chip / "power1_input").write_text("2500000\n")
     assert dict(Sensors(tmp_path).rails()) == {"hwmon0:power1": 2.5}
 
 
-def test_what_a_board_does_not_have_or_does_not_say_is_left_out(tmp_path):
+def test_missing_and_unreadable_sensors_of_a_board_are_left_out(tmp_path):
     found = told(Sensors(tmp_path))
     assert found == {
         "temperature_celsius": {},
@@ -64,7 +64,7 @@ def test_what_a_board_does_not_have_or_does_not_say_is_left_out(tmp_path):
     )
 
 
-def test_a_board_of_a_thousand_zones_fills_no_metrics(tmp_path):
+def test_a_board_exports_at_most_64_temperatures(tmp_path):
     for i in range(200):
         zone = tmp_path / f"sys/class/thermal/thermal_zone{i}"
         zone.mkdir(parents=True)
@@ -73,5 +73,5 @@ def test_a_board_of_a_thousand_zones_fills_no_metrics(tmp_path):
     assert len(told(Sensors(tmp_path))["temperature_celsius"]) == 64
 
 
-def test_this_machine_is_read_without_a_fault():
+def test_the_sensors_of_this_machine_can_be_read():
     assert told(Sensors())["memory_available_bytes"][""] > 0

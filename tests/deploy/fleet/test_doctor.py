@@ -31,7 +31,7 @@ def verdict(name, use=None, now=NOW, **changes):
     return found[name].verdict if name in found else None
 
 
-def test_a_jetson_in_good_order_passes_everything():
+def test_a_healthy_jetson_passes_every_check():
     checks = run_checks(jetson(), Workload("container", needs_gpu=True), NOW)
     assert {c.verdict for c in checks} == {"PASS"}
     assert {c.name for c in checks} >= {
@@ -78,7 +78,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "expected", "changes"), BROKEN)
-def test_what_is_broken_is_said_with_a_reason_and_a_fix(name, expected, changes):
+def test_doctor_gives_a_reason_and_a_fix_for_each_fault(name, expected, changes):
     assert verdict(name) == "PASS"
     assert verdict(name, **changes) == expected
     check = next(c for c in run_checks(jetson(**changes), Workload(), NOW) if c.name == name)
@@ -96,17 +96,19 @@ def test_what_is_broken_is_said_with_a_reason_and_a_fix(name, expected, changes)
         ("iptables", {"iptables_works": False}),
     ],
 )
-def test_containers_need_an_engine_that_works_here(name, changes):
+def test_containers_need_a_working_engine_and_its_runtime(name, changes):
     assert verdict(name, CONTAINERS, **changes) == "FAIL"
-    assert verdict(name, **changes) is None, "without containers nobody asks"
+    assert verdict(name, **changes) is None, "without containers this check does not run"
 
 
-def test_the_newest_docker_is_taken():
-    assert verdict("python3", CONTAINERS, tools=frozenset({"rsync"})) == "FAIL", "who else checks signatures?"
+def test_the_newest_docker_passes_and_containers_need_python3():
+    assert verdict("python3", CONTAINERS, tools=frozenset({"rsync"})) == "FAIL", (
+        "python3 checks the signatures"
+    )
     assert verdict("docker", CONTAINERS, docker=Docker("28.5.2", ("nvidia",))) == "PASS"
 
 
-def test_a_gpu_that_was_asked_for_has_to_be_there():
+def test_a_workload_that_needs_a_gpu_fails_without_cuda():
     blind = {"probe": replace(PROBE, cuda=False)}
     assert verdict("torch", Workload(needs_gpu=True), **blind) == "FAIL"
     assert verdict("torch", Workload(needs_gpu=True)) == "PASS"
@@ -115,7 +117,7 @@ def test_a_gpu_that_was_asked_for_has_to_be_there():
     )
 
 
-def test_a_torch_says_what_it_was_built_for_and_what_it_weighs():
+def test_torch_words_name_the_version_the_build_and_the_bytes_of_torch():
     probe = ProgramFacts(torch="2.13.0+cpu", cuda=False, torch_build="cpu", torch_bytes=640_400_000)
     assert (
         torch_words(probe) == "torch 2.13.0+cpu, built for the CPU alone, 640 MB on disk, without CUDA here"
@@ -127,23 +129,23 @@ def test_a_torch_says_what_it_was_built_for_and_what_it_weighs():
     )
 
 
-def test_a_disk_has_to_hold_torch_where_torch_is_fetched():
+def test_a_disk_needs_room_for_torch_if_torch_is_to_be_fetched():
     some = {"disk_free": 6_000_000_000, "state_free": 6_000_000_000}
     assert verdict("disk", **some) == "PASS"
     assert verdict("disk", Workload(fetches_torch=True), **some) == "FAIL"
     assert verdict("disk", Workload(fetches_torch=True), installed=deployed(), **some) == "PASS", (
-        "it has it already"
+        "the host has torch already"
     )
 
 
-def test_a_desktop_is_not_asked_for_what_only_a_jetson_has():
+def test_a_desktop_has_no_checks_of_a_jetson():
     checks = run_checks(
         jetson(arch="x86_64", l4t="", nvpmodel="", ram=64_000_000_000, swap=0), Workload(), NOW
     )
     assert not failures(checks) and not {"L4T", "nvpmodel", "swap"} & {c.name for c in checks}
 
 
-def test_exit_codes_tell_failures_from_warnings(capsys):
+def test_the_exit_code_distinguishes_failures_and_warnings(capsys):
     warned = run_checks(jetson(swap=0), Workload(), NOW)
     assert print_checks(warned, strict=False) == 0 and print_checks(warned, strict=True) == 1
     assert print_checks(run_checks(jetson(uid=5), Workload(), NOW), strict=False) == 1
@@ -154,13 +156,13 @@ def test_exit_codes_tell_failures_from_warnings(capsys):
     assert capsys.readouterr().err.startswith("protofleet: WARN  swap")
 
 
-def test_this_machine_is_told_about(capsys):
+def test_doctor_checks_this_machine(capsys):
     assert main(["doctor", "--json"]) in (0, 1)
     said = {check["name"]: check["verdict"] for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {"architecture", "python", "clock"} <= said.keys() and {*said.values()} <= {"PASS", "WARN", "FAIL"}
 
 
-def test_an_address_that_is_none_is_misuse(capsys):
+def test_an_invalid_broker_address_is_refused_with_the_exit_code_of_misuse(capsys):
     assert main(["doctor", "--broker", "nowhere"]) == 2
     assert "HOST:PORT" in capsys.readouterr().err
 
@@ -184,14 +186,14 @@ def facts_of(tmp_path):
     return run
 
 
-def test_facts_of_this_machine_are_what_it_says_itself(facts_of):
+def test_the_facts_of_this_machine_equal_what_python_reports(facts_of):
     facts = facts_of()
     assert (facts.arch, facts.uid) == (os.uname().machine, os.getuid())
     assert facts.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert abs(facts.now - time.time()) < 60 and "python3" in facts.tools
 
 
-def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
+def test_facts_are_read_even_if_tools_fail_or_print_nonsense(facts_of):
     facts = facts_of(
         docker="exit 1", timedatectl="echo what", nvpmodel="echo NV Power Mode: MAXN", uname="echo riscv64"
     )
@@ -199,7 +201,7 @@ def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
     assert (facts.nvpmodel, facts.arch) == ("MAXN", "riscv64")
 
 
-def test_an_ssh_keygen_that_cannot_verify_files_is_seen(facts_of):
+def test_an_ssh_keygen_that_cannot_verify_files_fails_the_check(facts_of):
     assert facts_of().verifies
     old = facts_of(**{"ssh-keygen": "echo 'unknown option -- Y' >&2; exit 1"})
     assert "ssh-keygen" in old.tools and not old.verifies
@@ -208,7 +210,7 @@ def test_an_ssh_keygen_that_cannot_verify_files_is_seen(facts_of):
     assert check.fix.startswith("apt-get install openssh-client (8.2 or later)")
 
 
-def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_of, tmp_path):
+def test_doctor_checks_the_python_that_the_fleet_file_names(facts_of, tmp_path):
     old = 'case "$1" in -c) echo 3.9.2;; esac'
     facts = facts_of(python=str(tmp_path / "python3.9"), **{"python3.9": old})
     assert facts.python == "3.9.2" and facts_of().python != "3.9.2"
@@ -224,7 +226,7 @@ def test_the_python_that_is_checked_is_the_one_that_the_fleet_file_names(facts_o
     assert "apt-get install python3.42-venv" in check.fix
 
 
-def test_what_a_device_serves_is_seen_as_its_links_and_cards_say(facts_of, tmp_path):
+def test_the_facts_have_the_model_versions_that_a_device_serves(facts_of, tmp_path):
     """The cards are written as a device writes them, with names of classes that look like keys."""
     models, none = ModelVersions(tmp_path / "models", disk=Disk(durable=False)), facts_of()
     for number, validation in ((1, 0.5), (2, 0.9), (3, 0.7)):
@@ -240,16 +242,16 @@ def test_what_a_device_serves_is_seen_as_its_links_and_cards_say(facts_of, tmp_p
     models.rollback()
     (models.folder / "v000002" / "card.json").unlink()
     seen = facts_of(models=models.folder).installed.models
-    assert seen == {}, "half a version is none"
+    assert seen == {}, "a version without its card is not counted"
 
 
-def test_facts_that_broke_off_are_no_facts():
+def test_incomplete_facts_are_refused():
     with pytest.raises(SettingsError, match="output of facts.sh on the host is incomplete"):
         read_facts("arch=x86_64\nuid=0\nnow=5\n")
 
 
 @pytest.mark.slow
-def test_the_probe_finds_a_whole_program():
+def test_the_probe_of_an_installed_program_succeeds():
     done = subprocess.run(
         [sys.executable, "-m", "protofleet.deploy.fleet.device.probe", "self"], capture_output=True, text=True
     )

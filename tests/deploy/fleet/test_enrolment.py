@@ -1,4 +1,4 @@
-"""`protofleet deploy apply` is a process, with a false `ssh` that answers like boards, of which one is honest."""
+"""`protofleet deploy apply` runs as a process; a false `ssh` answers as one honest and five hostile boards."""
 
 import os
 import subprocess
@@ -87,7 +87,7 @@ def operators_machine(folder, requests):
 
 
 @pytest.mark.slow
-def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(tmp_path):
+def test_a_board_gets_only_its_own_certificate_and_blocks_no_other_board(tmp_path):
     no_request = "-----BEGIN PROTOFLEET REQUEST-----\nQUJD\n-----END PROTOFLEET REQUEST-----\n"
     board = tmp_path / "board"
     boards = {

@@ -1,4 +1,4 @@
-"""A plan turns the facts of hosts into steps."""
+"""A plan computes the steps of a deployment from the facts of the hosts."""
 
 from dataclasses import replace
 
@@ -19,22 +19,22 @@ def names(facts, wanted=WANTED, present=PRESENT, checks=(), force=False):
     return [name_of(step) for step in plan(facts, wanted, list(checks), present, force)]
 
 
-def test_a_board_out_of_its_box_gets_everything_in_order():
+def test_a_new_board_gets_all_steps_in_order():
     assert names(jetson(), present=InstalledSettings()) == ALL
 
 
-def test_a_board_that_is_as_it_shall_be_gets_nothing():
+def test_a_board_in_the_desired_state_gets_no_steps():
     assert names(jetson(installed=deployed())) == []
 
 
-def test_other_software_is_switched_to_between_two_questions():
+def test_new_software_is_switched_before_the_drain():
     other = replace(WANTED, release="e" * 16)
     assert names(jetson(installed=deployed()), other) == [
         "ship", "build", "switch", "drain", "start", "health", "soak", "record",
     ]  # fmt: skip
 
 
-def test_other_settings_need_no_other_software():
+def test_new_settings_are_deployed_without_shipping_software():
     other = replace(WANTED, settings="f" * 16)
     assert names(jetson(installed=deployed()), other) == [
         "configure", "switch", "drain", "start", "health", "soak", "record",
@@ -42,7 +42,7 @@ def test_other_settings_need_no_other_software():
 
 
 @pytest.mark.parametrize("change", [{"tls": "old"}, {"tls": ""}, {"roots": "old"}, {"coordinator": "old"}])
-def test_what_the_federation_has_renewed_is_installed_while_the_device_runs(change):
+def test_renewed_certificates_and_records_are_installed_without_a_restart(change):
     assert names(jetson(installed=deployed(**change))) == ["enrol"]
 
 
@@ -52,18 +52,22 @@ def test_what_the_federation_has_renewed_is_installed_while_the_device_runs(chan
         Service(),
         Service("inactive", "dead", True),
         Service("failed", "failed", True),
-        Service("active", "running", False, 77, 0, RELEASE, MARK),  # not started at the next boot
-        Service("active", "running", True, 77, 0, "e" * 16, MARK),  # switched but never started
-        Service("active", "running", True, 77, 0, RELEASE, "e" * 16),  # another unit
+        Service(
+            "active", "running", False, 77, 0, RELEASE, MARK
+        ),  # The service does not start at the next boot.
+        Service(
+            "active", "running", True, 77, 0, "e" * 16, MARK
+        ),  # The release was switched, but the service was not started.
+        Service("active", "running", True, 77, 0, RELEASE, "e" * 16),  # The service runs with another unit.
     ],
 )
-def test_a_process_that_is_not_what_was_installed_is_started_again(service):
+def test_a_service_that_differs_from_the_installed_release_is_started_again(service):
     steps = names(jetson(installed=deployed(service=service)))
     assert [s for s in steps if s != "drain"] == ["start", "health"]
     assert ("drain" in steps) == (service.active == "active")
 
 
-def test_a_process_with_settings_of_before_is_started_again():
+def test_a_service_that_runs_with_older_settings_is_restarted():
     assert names(jetson(installed=deployed()), present=InstalledSettings(SETTINGS, 6)) == [
         "drain",
         "start",
@@ -71,30 +75,30 @@ def test_a_process_with_settings_of_before_is_started_again():
     ]
 
 
-def test_a_device_that_has_lost_its_broker_is_looked_at_and_not_touched():
+def test_a_device_without_its_broker_gets_only_a_health_check():
     here = deployed()
     here = replace(here, status=replace(here.status, connected=False))
     assert names(jetson(installed=here)) == ["health"]
 
 
-def test_what_never_served_a_round_is_not_good_yet():
+def test_a_release_that_is_not_known_good_gets_health_and_soak():
     older = KnownGood("e" * 16, SETTINGS, WANTED.unit, "eve@desk", 1)
     for good in (None, older):
         assert names(jetson(installed=deployed(good=good))) == ["health", "soak", "record"]
 
 
-def test_settings_that_our_root_has_not_signed_are_replaced():
+def test_settings_without_a_signature_of_the_root_are_replaced():
     assert names(jetson(installed=deployed()), present=InstalledSettings())[0] == "configure"
 
 
-def test_what_has_failed_here_before_is_not_tried_again_unless_it_is_forced():
+def test_a_blocked_release_is_refused_without_force():
     here = deployed(good=None, blocked=frozenset({f"{RELEASE}-{SETTINGS}"}))
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
     assert isinstance(refused, RefuseHost) and "use --force" in describe(refused)
     assert names(jetson(installed=here), force=True) == ["health", "soak", "record"]
 
 
-def test_what_was_rolled_back_by_hand_is_not_said_to_have_failed():
+def test_a_refusal_after_a_manual_rollback_does_not_state_a_failure():
     key = f"{RELEASE}-{SETTINGS}"
     here = deployed(good=None, blocked=frozenset({key}), rolled_back=frozenset({key}))
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
@@ -106,13 +110,13 @@ def test_what_was_rolled_back_by_hand_is_not_said_to_have_failed():
     ("sub", "restarts", "age", "over", "healthy"),
     [
         ("running", 0, 5, "", True),
-        ("running", 1, 86_400, "", True),  # its crash was long ago
-        ("running", 7, 5, "", False),  # it is connected only for the moment
-        ("running", 0, 5, "the coordinator refuses this device", False),  # it is about to end
+        ("running", 1, 86_400, "", True),  # Its crash was long ago.
+        ("running", 7, 5, "", False),  # The device is connected only at this moment.
+        ("running", 0, 5, "the coordinator refuses this device", False),  # It will end soon.
         ("auto-restart", 3, 5, "", False),
     ],
 )
-def test_a_device_that_ends_again_and_again_is_not_healthy_while_it_is_up(sub, restarts, age, over, healthy):
+def test_a_device_that_restarts_repeatedly_is_not_healthy(sub, restarts, age, over, healthy):
     here = deployed(service=Service("active", sub, True, 77, restarts, RELEASE, MARK))
     facts = jetson(installed=replace(here, status=replace(here.status, started=NOW - age, over=over)))
     cells, well = status_cells("board-7", facts, WANTED)
@@ -120,7 +124,7 @@ def test_a_device_that_ends_again_and_again_is_not_healthy_while_it_is_up(sub, r
     assert ("ends again and again" in cells[3]) == (sub == "auto-restart" or restarts == 7)
 
 
-def test_a_device_that_is_not_fit_is_not_touched_and_all_reasons_are_said():
+def test_a_host_that_fails_checks_is_refused_with_all_reasons():
     bad = [
         Check("disk", "FAIL", "0.1 GB are free", "make room"),
         Check("root", "FAIL", "user id 5", "be root"),
@@ -130,8 +134,8 @@ def test_a_device_that_is_not_fit_is_not_touched_and_all_reasons_are_said():
     assert "disk: 0.1 GB are free; make room" in words and "root" in words and "drifts" not in words
 
 
-def test_wherever_a_deployment_breaks_off_the_next_plan_is_the_rest_of_it():
-    """The test makes the facts that each step leaves behind, one step after the other."""
+def test_the_plan_after_an_interrupted_deployment_has_the_remaining_steps():
+    """The test makes the facts that a host has after each step."""
     shipped = {"user": True, "good": None, "service": Service(), "status": None}
     stages = [
         (
@@ -149,7 +153,7 @@ def test_wherever_a_deployment_breaks_off_the_next_plan_is_the_rest_of_it():
         assert names(jetson(installed=installed), present=present) == rest
 
 
-def test_a_fleet_changes_in_waves_behind_a_canary():
+def test_a_fleet_is_deployed_in_waves_after_a_canary():
     assert waves(["a"], 1, 0.1) == [["a"]]
     assert waves(["a", "b", "c"], 1, 0.1) == [["a"], ["b", "c"]]
     many = [f"board-{i}" for i in range(40)]

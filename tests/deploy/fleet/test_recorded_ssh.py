@@ -20,7 +20,7 @@ BOARD = "board-1.example"
 TOP = f"{BOARD}:/opt/protofleet"
 LOOK = "facts.sh quick"
 STATE = "remote.sh state"
-SERVED = [STATE, STATE, STATE, STATE]  # health and soak: how it was, and how it is
+SERVED = [STATE, STATE, STATE, STATE]  # The states before and after, for health and for soak.
 
 
 class Desk:
@@ -90,7 +90,7 @@ def record_of(line):
     return json.loads(*shlex.split(words))
 
 
-def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
+def test_ssh_and_rsync_are_called_with_exactly_these_arguments(tmp_path):
     called = []
 
     def run(command, stdin, seconds):
@@ -124,7 +124,7 @@ def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
     assert {"BatchMode yes", "StrictHostKeyChecking yes", "User root", "Port 2222"} <= set(lines)
 
 
-def test_a_plan_only_looks(desk, capsys):
+def test_plan_only_reads_the_facts_of_a_host(desk, capsys):
     assert desk.deploy("plan") == [LOOK] and desk.code == 0
     *steps, last = capsys.readouterr().out.splitlines()
     assert last == "1 host: 1 to be changed, 0 with nothing to do, 0 cannot be deployed"
@@ -134,14 +134,14 @@ def test_a_plan_only_looks(desk, capsys):
     assert not (desk.folder / "deploy.log").exists()
 
 
-def test_a_plan_for_who_cannot_be_deployed_fails_and_names_them(desk, capsys):
+def test_plan_fails_and_names_the_hosts_that_cannot_be_deployed(desk, capsys):
     desk.board.facts["python"] = "3.8.1"
     assert desk.deploy("plan") == [LOOK] and desk.code == 1
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "1 host: 0 to be changed, 0 with nothing to do, 1 cannot be deployed: board-1"
 
 
-def test_no_round_is_waited_for_in_a_run_that_waits_for_the_boards_that_come_next(desk, capsys, monkeypatch):
+def test_soak_does_not_wait_for_a_round_of_a_run_that_waits_for_devices(desk, capsys, monkeypatch):
     monkeypatch.setattr(execute, "GATHERING_SECONDS", 0.1)
     path = desk.folder / "fleet.toml"
     path.write_text(path.read_text().replace("[care]\n", "[care]\nsoak_seconds = 3.0\n"))
@@ -151,7 +151,7 @@ def test_no_round_is_waited_for_in_a_run_that_waits_for_the_boards_that_come_nex
     assert "the run waits for more devices, so no round was served" in capsys.readouterr().out
 
 
-def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(desk, capsys):
+def test_a_failed_step_without_output_is_reported_with_host_status_and_advice(desk, capsys):
     desk.board.fails = {"build": ""}
     desk.deploy("apply")
     said = capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_what_says_nothing_is_reported_with_host_command_status_and_a_way_on(des
     assert "`ssh board-1.example`, then `journalctl -n 50`" in said
 
 
-def test_a_new_board_is_deployed_in_exactly_these_words(desk):
+def test_a_new_board_is_deployed_by_exactly_these_commands(desk):
     lines = desk.deploy("apply")
     assert desk.code == 0
     release, fingerprint = desk.release, shlex.quote(desk.authority.fingerprint)
@@ -192,12 +192,12 @@ def test_a_new_board_is_deployed_in_exactly_these_words(desk):
     assert names == ["coordinator", "coordinator.standby", "board-1"]
 
 
-def test_a_second_deployment_only_looks(deployed, capsys):
+def test_a_second_deployment_only_reads_facts(deployed, capsys):
     assert deployed.deploy("apply") == [LOOK] and deployed.code == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_other_settings_are_configured_between_two_processes(deployed):
+def test_changed_settings_are_deployed_by_exactly_these_commands(deployed):
     deployed.write(threads=2)
     release = deployed.release
     assert deployed.deploy("apply")[:-2] == [
@@ -213,7 +213,7 @@ def test_other_settings_are_configured_between_two_processes(deployed):
     ]
 
 
-def test_a_release_that_is_not_built_is_reported_and_nothing_of_it_is_used(desk, capsys):
+def test_a_failed_build_is_reported_and_ends_the_deployment(desk, capsys):
     desk.board.fails = {"build": "pip cannot install the shipped packages: ERROR: no matching wheel"}
     lines = desk.deploy("apply")
     assert desk.code == 1 and lines[-1].startswith("remote.sh build ")
@@ -222,7 +222,7 @@ def test_a_release_that_is_not_built_is_reported_and_nothing_of_it_is_used(desk,
 
 
 @pytest.mark.parametrize("step", ["build", "start"])
-def test_a_rollout_to_three_boards_counts_the_one_that_fails_once(tmp_path, capsys, step):
+def test_a_rollout_to_three_boards_counts_the_failed_board_only_once(tmp_path, capsys, step):
     """The board that fails has executed some steps before, and is not counted as changed."""
     desk = Desk(tmp_path, "board-1", "board-2", "board-3")
     desk.boards["board-3"].fails = {step: "no room on its disk"}
@@ -234,7 +234,7 @@ def test_a_rollout_to_three_boards_counts_the_one_that_fails_once(tmp_path, caps
     assert [name for name, board in desk.boards.items() if "good" in board.facts] == ["board-1", "board-2"]
 
 
-def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys):
+def test_a_failure_after_the_switch_starts_a_rollback(deployed, capsys):
     before, release = dict(deployed.board.facts), deployed.release
     deployed.write(threads=2)
     deployed.board.fails = {"drain": "it hangs"}
@@ -252,16 +252,16 @@ def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys
         f"remote.sh switch {release} board-1",
     ]
     assert deployed.board.facts["good"] == before["good"]
-    assert "the host could not be rolled back: it hangs" in capsys.readouterr().err, "as drain fails again"
+    assert "the host could not be rolled back: it hangs" in capsys.readouterr().err, "drain fails again"
 
 
-def test_status_looks_once_at_each_device(deployed, capsys):
+def test_status_reads_the_facts_of_each_device_once(deployed, capsys):
     assert deployed.deploy("status") == [LOOK] and deployed.code == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split()[:3] == ["board-1", "active", deployed.release] and "waits for work" in line
 
 
-def test_status_says_which_version_of_its_model_each_device_serves(deployed, capsys):
+def test_status_shows_the_model_version_that_each_device_serves(deployed, capsys):
     def told(*lines):
         deployed.board.facts["served"] = "\n".join(lines)
         deployed.deploy("status")
@@ -279,11 +279,11 @@ def test_status_says_which_version_of_its_model_each_device_serves(deployed, cap
     text, _ = told("current v000003 2", "champion v000003 2")
     assert "v000003 champion " in text
     text, found = told("current ../../etc/shadow 16", "pinned v000017 \x1b[2J", "other v000001 1")
-    assert found["models"] == {}, "a device's user may write what it likes"
+    assert found["models"] == {}, "invalid output of a device is ignored"
 
 
 @pytest.mark.parametrize("step", ["plan", "status", "doctor"])
-def test_what_is_listed_of_a_fleet_is_one_object_or_nothing_but_what_is_wrong(deployed, capsys, step):
+def test_json_prints_one_object_and_quiet_prints_only_problems(deployed, capsys, step):
     deployed.deploy(step, json=True)
     found = json.loads(capsys.readouterr().out)["hosts"]["board-1"]
     told = {
@@ -302,7 +302,7 @@ def test_what_is_listed_of_a_fleet_is_one_object_or_nothing_but_what_is_wrong(de
     assert said.out == "" and deployed.code == 1 and "board-1" in said.err
 
 
-def test_doctor_asks_for_deep_facts_with_the_broker_s_address(deployed, capsys):
+def test_doctor_requests_deep_facts_with_the_address_of_the_broker(deployed, capsys):
     assert deployed.deploy("doctor") == ["facts.sh deep '' broker 1883"]
     assert "PASS  ssh" in capsys.readouterr().out
 
@@ -315,7 +315,7 @@ def test_a_drain_stops_the_service(deployed, capsys):
     )
 
 
-def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deployed):
+def test_a_rollback_blocks_the_present_release_and_restores_the_earlier_one(deployed):
     release, first = deployed.release, json.loads(deployed.board.facts["good"])
     deployed.write(threads=2)
     deployed.deploy("apply")
@@ -341,7 +341,7 @@ def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deploye
     assert allow == f"remote.sh allow {release}-{first['settings']}"
 
 
-def test_a_plan_after_a_rollback_by_hand_says_that_it_was_one(deployed, capsys):
+def test_plan_reports_an_earlier_rollback_by_hand(deployed, capsys):
     deployed.write(threads=2)
     deployed.deploy("apply")
     deployed.deploy("rollback")
@@ -352,9 +352,9 @@ def test_a_plan_after_a_rollback_by_hand_says_that_it_was_one(deployed, capsys):
 
 
 class Refused(RecordedBoard):
-    """A board whose data have other classes than the run.
+    """A board whose data has other classes than the run.
 
-    The coordinator hears it, it says why it ends, and systemd starts it again.
+    The coordinator refuses it, it ends with the reason, and systemd starts it again.
     """
 
     def _answer(self, step, arguments):
@@ -377,9 +377,7 @@ OTHER_CLASSES = "the coordinator refuses this device: its classes are others"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", range(4))
-def test_a_board_that_is_refused_and_started_again_and_again_is_never_healthy(
-    desk, capsys, monkeypatch, asked
-):
+def test_a_refused_board_that_restarts_repeatedly_is_never_healthy(desk, capsys, monkeypatch, asked):
     monkeypatch.setattr(execute, "STEADY_SECONDS", 1.0)
     desk.board = Refused(desk.folder / "board-1")
     desk.board.asked = asked
@@ -396,7 +394,7 @@ def test_tuning_is_sent_signed_and_then_applied(deployed):
     assert b"BEGIN PROTOFLEET TUNING" in deployed.board.incoming["tuning"]
 
 
-def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed, capsys):
+def test_revoke_revokes_the_certificate_and_then_destroys_the_keys(deployed, capsys):
     with pytest.raises(SettingsError, match="give the names of the hosts to revoke"):
         deployed.deploy("revoke")
     deployed.board.fails = {"erase_keys": "no such user"}

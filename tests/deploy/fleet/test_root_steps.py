@@ -1,4 +1,4 @@
-"""Steps of root on a device whose own process is hostile: real root, a real user, links wherever root writes."""
+"""Steps of root on a device whose own process is hostile: real root, a real user, and links where root writes."""
 
 import hashlib
 import os
@@ -82,20 +82,20 @@ def outside(board):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("link", LINKS)
-def test_root_follows_no_link_that_the_devices_user_has_planted(board, link):
+def test_steps_of_root_follow_no_link_of_the_user_of_the_device(board, link):
     board.as_user(LINKS[link])
     before = outside(board)
     digest = hashlib.sha256(f"{SECRET}\n".encode()).hexdigest()
     for name, step in STEPS.items():
         said = step(board)
         told = said.stdout + said.stderr
-        assert SECRET not in told and digest not in told, f"{name} tells what only root may read"
-        assert outside(board) == before, f"{name} has changed what is not the user's own"
+        assert SECRET not in told and digest not in told, f"{name} prints a file that only root may read"
+        assert outside(board) == before, f"{name} has changed a file of another user"
     assert board.sh(f"test -e {KEYS} || test -L {KEYS}; echo $?") == "1", "the keys, or the link, are gone"
 
 
 @pytest.mark.slow
-def test_what_never_ends_holds_up_no_step(board):
+def test_a_pipe_without_a_writer_and_an_endless_file_block_no_step(board):
     """The test has a pipe that no process writes to, and a file without an end."""
     board.as_user(
         f"mkdir -p {KEYS}/current {KEYS}/pending; mkfifo {KEYS}/current/tls.crt {SHOWN}/status.json"
@@ -106,7 +106,7 @@ def test_what_never_ends_holds_up_no_step(board):
     assert len(board.step("request", RELEASE, "board-1", "lab").stdout) <= 1 << 20
 
 
-def test_the_users_programs_get_neither_roots_lock_nor_its_script(board):
+def test_programs_of_a_release_get_neither_the_lock_nor_the_script_of_root(board):
     board.step("request", RELEASE, "board-1", "lab")
     assert set(board.sh("cat /opt/ran-as").split()) == {"protofleet"}, "no program of a release runs as root"
     told = board.sh(f"cat {HOME}/open").split()
@@ -120,7 +120,7 @@ def test_no_program_of_a_release_runs_as_root(board):
 
 
 @pytest.mark.parametrize("name", ["../../../var/lib/protofleet/evil", "", "a b", "aaaa/../b"])
-def test_a_release_is_a_name_and_no_path(board, name):
+def test_a_path_is_refused_as_the_name_of_a_release(board, name):
     """A step gets a device's own facts as an argument."""
     board.as_user(f"mkdir -p {HOME}/evil/bin; touch {HOME}/evil/.complete")
     before = outside(board)
@@ -132,7 +132,7 @@ def test_a_release_is_a_name_and_no_path(board, name):
 
 
 @pytest.mark.parametrize("groups", ["video:x:44:", "video:x:44:\nrender:x:105:", ""])
-def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board, groups):
+def test_facts_include_files_of_the_user_with_any_groups_of_the_board(board, groups):
     board.sh(f"sed -i '/^video:/d; /^render:/d' /etc/group; echo '{groups}' | grep . >>/etc/group; true")
     board.as_user(
         f"mkdir -p {KEYS}/current; echo held >{KEYS}/current/tls.crt; echo '{{}}' >{SHOWN}/status.json"
@@ -142,7 +142,7 @@ def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board
     assert f"tls={digest}" in told and "status={}" in told
 
 
-def test_what_a_host_holds_of_who_is_revoked_is_said_whole(board, tmp_path):
+def test_the_facts_have_the_complete_revocation_list_of_a_host(board, tmp_path):
     """The list is as long as allowed. By this list an operator notices a root that was restored from an old copy."""
     key = Ed25519PrivateKey.generate()
     revoked = issue_revocations(Revocations("lab", 7, frozenset(range(MAX_SERIALS))), [key])

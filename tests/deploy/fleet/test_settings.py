@@ -1,4 +1,4 @@
-"""A fleet's file gives each device and the coordinator its settings."""
+"""The fleet file determines the settings of the coordinator and of each device."""
 
 import io
 import re
@@ -28,11 +28,11 @@ def shipped(address, device=METRICS, own=None):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.11", "fd00::11"])
-def test_metrics_are_served_where_the_file_knows_the_device(address):
+def test_metrics_are_served_at_the_address_in_the_fleet_file(address):
     assert shipped(address).metrics_host == address
 
 
-def test_a_host_with_a_name_says_itself_where_it_is_scraped():
+def test_a_host_with_a_name_as_address_needs_metrics_host():
     """On the device the name may mean the loopback, as on Debian, or may be unknown."""
     with pytest.raises(
         SettingsError, match=r"the address of this host is a name, 'board-1'; set metrics_host to the address"
@@ -52,7 +52,7 @@ def test_a_host_with_a_name_says_itself_where_it_is_scraped():
         ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
     ],
 )
-def test_two_devices_on_one_host_are_refused_by_both_names(first, second, refused):
+def test_two_devices_on_one_host_are_refused_with_both_names(first, second, refused):
     table = {"root": "root", "hosts": {"a_b": first, "a.b": second}}
     if not refused:
         assert {*decode(Fleet, table).hosts} == {"a_b", "a.b"}
@@ -68,7 +68,7 @@ def with_coordinator(**coordinator):
     return decode(Fleet, {"root": "root", "coordinator": coordinator, "hosts": hosts})
 
 
-def test_a_coordinator_whose_table_names_no_run_is_deployed_with_a_queue():
+def test_a_coordinator_table_without_a_run_is_deployed_as_a_queue():
     fleet = with_coordinator(slots=3, page_port=9180)
     found = queue_settings(fleet, "lab")
     assert found.queue.slots == 3 and found.own == coordinator_settings(fleet, "lab")
@@ -80,7 +80,7 @@ def test_a_coordinator_whose_table_names_no_run_is_deployed_with_a_queue():
     assert queue_settings(with_coordinator(**run), "lab") is None
 
 
-def test_a_key_of_a_run_at_a_deployed_coordinator_with_a_queue_is_refused_in_one_line():
+def test_a_setting_of_a_run_is_refused_for_a_coordinator_with_a_queue():
     with pytest.raises(
         SettingsError, match="^coordinator: policy belongs to a run, and this file names no run"
     ):
@@ -91,7 +91,7 @@ def test_a_key_of_a_run_at_a_deployed_coordinator_with_a_queue_is_refused_in_one
     ("runs/.queue/service.sqlite", "", ""), ("runs/first/coordinator/spool.sqlite", "", "holds no queue of runs"),
     ("runs/first/coordinator/spool.sqlite", "first", ""),
 ])  # fmt: skip
-def test_a_copy_is_restored_only_for_a_coordinator_that_can_go_on_with_it(tmp_path, held, wanted, words):
+def test_a_backup_is_restored_only_for_a_coordinator_that_can_use_it(tmp_path, held, wanted, words):
     with tarfile.open(tmp_path / "runs.tar", "w") as copy:
         copy.addfile(tarfile.TarInfo(held), io.BytesIO())
     if not words:
@@ -123,14 +123,14 @@ def with_brokers(common, device=None, coordinator=None, **more):
         ({"hosts": NODES}, {"block_qos": 0}, NODES),
     ],
 )
-def test_an_own_address_of_the_broker_replaces_the_common_one(common, own, nodes):
+def test_a_broker_address_of_one_host_replaces_the_common_address(common, own, nodes):
     device = device_settings(with_brokers(common, device=own), "lab", "b")
     assert [str(node) for node in device.broker.nodes] == nodes
     coordinator = coordinator_settings(with_brokers(common, coordinator=own), "lab")
     assert [str(node) for node in coordinator.broker.nodes] == nodes
 
 
-def test_several_nodes_beside_a_deployed_broker_are_refused_in_one_line():
+def test_several_broker_nodes_are_refused_if_the_fleet_deploys_a_broker():
     words = (
         "device.broker.hosts names the nodes of a cluster, but the broker of host m is a single Mosquitto; set "
         "device.broker.host and port, or leave out [hosts.m]"

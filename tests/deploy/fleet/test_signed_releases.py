@@ -1,4 +1,4 @@
-"""A device gets and runs only what the federation's root has signed, here with real root and real users."""
+"""A device gets and runs only files that the federation's root has signed; the test has real root and real users."""
 
 import os
 import subprocess
@@ -120,13 +120,13 @@ def with_torch(board):
 
 
 @pytest.mark.slow
-def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
+def test_a_release_is_built_by_a_user_without_rights_and_belongs_to_root(executor, board):
     with_torch(board)
     release = executor.control.desired.release("board-1").name
     where = f"{TOP}/releases/{release}"
     executor.execute(BuildRelease(release), jetson())
     assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
-        "nothing of others as root"
+        "no program of a release runs as root"
     )
     assert board.sh(f"find {where} ! -type l '(' ! -user root -o ! -group root -o -perm /7022 ')'") == ""
     assert board.sh(f"stat -c %a {where} {TOP} {TOP}/releases /etc/protofleet").split() == ["755"] * 4
@@ -142,7 +142,7 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
         ):
             executor.run_step("switch", release, "board-1")
         assert board.sh(f"test -e {where}/.complete; echo $?") == "1", (
-            "so the next deployment builds it again"
+            "the next deployment builds the release again"
         )
         board.sh(f"rm -rf {where}; mv /opt/kept {where}")
     executor.run_step("switch", release, "board-1")
@@ -168,7 +168,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
+def test_a_release_that_differs_from_its_signed_manifest_is_not_built(executor, board, harm):
     release = executor.control.desired.release("board-1")
     deed, words = HARMS[harm]
     board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
@@ -177,12 +177,12 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
     assert board.sh(f"ls -A {TOP}/releases") == ""
 
 
-def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, board):
+def test_extra_files_in_the_folder_of_a_release_are_removed_before_the_build(executor, board):
     release = executor.control.desired.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"echo >{where}/torch-9.whl; mkdir {where}/.more; ln -s /etc/passwd {where}/.more/link")
     before = board.sh("cat /etc/passwd")
-    with pytest.raises(StepError, match="has other arguments"):  # so the folder itself was in order
+    with pytest.raises(StepError, match="has other arguments"):  # The folder itself was therefore correct.
         executor.run_step("build", release.name, release.python, "index")
     assert sorted(board.sh(f"ls -A {where}").split()) == [
         "how",
@@ -193,13 +193,13 @@ def test_what_was_laid_beside_a_release_is_removed_and_stops_no_build(executor, 
     assert board.sh("cat /etc/passwd") == before, "no link is followed"
 
 
-def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
+def test_a_release_is_installed_only_with_its_signed_arguments(executor):
     release = executor.control.desired.release("board-1")
     with pytest.raises(StepError, match="has other arguments for the installation"):
         executor.run_step("build", release.name, release.python, "index")
 
 
-def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(executor, board, tmp_path):
+def test_a_manifest_of_another_release_or_another_root_is_refused(executor, board, tmp_path):
     release = executor.control.desired.release("board-1")
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
@@ -213,7 +213,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
         executor.execute(BuildRelease(release.name), jetson())
 
 
-def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, board):
+def test_settings_and_unit_are_installed_only_if_they_match_the_signed_manifest(executor, board):
     release, incoming = executor.control.desired.release("board-1").name, f"{TOP}/incoming"
     board.sh(f"mkdir -p {TOP}/releases/{release}/bin; cp /bin/true {TOP}/releases/{release}/bin/python")
     board.sh(f"touch {TOP}/releases/{release}/.complete")
@@ -238,7 +238,7 @@ def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, b
     assert board.sh(f"stat -c %a {UNIT} /etc/protofleet/device.settings").split() == ["644", "644"]
 
 
-def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, control, tmp_path):
+def test_a_device_follows_rotations_of_its_root_and_refuses_other_roots(executor, board, control, tmp_path):
     authority = Authority(Path(control.fleet.root))
     begin_rotation(authority, 10.0)
     later = same_but(control)
@@ -280,7 +280,7 @@ def in_order(files):
 
 
 @pytest.mark.slow
-def test_a_board_that_reaches_no_index_is_told_so_and_why(tmp_path, board, monkeypatch):
+def test_the_error_for_an_unreachable_index_gives_the_reason(tmp_path, board, monkeypatch):
     """The operator must not read only that there is no such version, which is the last line of pip."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)  # with this machine's settings pip would find an index

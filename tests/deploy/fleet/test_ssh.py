@@ -1,4 +1,4 @@
-"""Text that comes back from a device is only data."""
+"""Text that a device returns is only data."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from protofleet.deploy.fleet.ssh import CommandResult, Ssh, configuration
 from protofleet.protocol.settings.reader import SettingsError
 
 
-def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypatch):
+def test_control_characters_in_the_output_of_a_device_are_escaped(tmp_path, monkeypatch):
     program = tmp_path / "ssh"
     program.write_text(
         "#!/bin/sh\nprintf 'a\\033[2Jb\\r\\nc\\td\\302\\233e\\n'\nprintf '\\033]0;mine\\007word\\n' >&2\n"
@@ -19,7 +19,7 @@ def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     host = Host("board.example")
     said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
-    assert said.out == "a\x1b[2Jb\r\nc\td\x9be\n", "data for a parser, every byte of it"
+    assert said.out == "a\x1b[2Jb\r\nc\td\x9be\n", "the parser gets every byte of the data"
     assert said.last_line == "\\x1b]0;mine\\x07word"
 
 
@@ -29,7 +29,7 @@ def fleet_of(host, **more):
 
 @pytest.mark.parametrize("path", ['known\nMatch exec "touch mine"\n', 'a"b', "a\\b", "a\rb", "a\tb"])
 @pytest.mark.parametrize("key", ["known_hosts", "key"])
-def test_a_path_that_would_begin_a_line_of_ssh_s_configuration_is_refused(tmp_path, key, path):
+def test_a_path_with_quotes_or_line_breaks_is_refused_in_the_ssh_configuration(tmp_path, key, path):
     host = Host("board.example")
     with pytest.raises(SettingsError, match=f"{key} is .*must not have quotes, backslashes or line breaks"):
         if key == "key":
@@ -41,7 +41,7 @@ def test_a_path_that_would_begin_a_line_of_ssh_s_configuration_is_refused(tmp_pa
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh on this machine")
-def test_ssh_itself_reads_paths_with_spaces(tmp_path):
+def test_ssh_accepts_paths_with_spaces_in_its_configuration(tmp_path):
     host, folder = Host("fe80::1"), tmp_path / "my files"
     folder.mkdir()
     conf = folder / "conf"

@@ -17,7 +17,7 @@ from tests.tools.locks.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
 DIGEST = f"python@{ID}"
-# A false docker that tells the engine's id of each image, from files beside it.
+# A false docker that prints the id of each image from files in its own folder.
 DOCKER = """\
 #!/bin/sh
 cd "$(dirname "$0")"
@@ -27,7 +27,7 @@ cat "ids/$(basename "${name%:latest}")" 2>/dev/null || { echo "Error: No such im
 """
 
 
-def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned_elsewhere(tmp_path):
+def test_an_image_installs_locked_packages_by_hash_except_pinned_packages(tmp_path):
     wheel_of(tmp_path, "rich", "99.0")
     with build_context([tmp_path], [("torch", "2.7.1"), ("msgpack", "1.0.8")]) as context:
         locked = {package.name: package for package in read_lock((context / "locks/device.txt").read_text())}
@@ -55,7 +55,7 @@ def before_pip(tmp_path):
     return sourced
 
 
-def test_a_build_without_a_network_says_at_once_what_it_cannot_reach_and_the_way_out(before_pip, tmp_path):
+def test_a_build_without_a_network_names_the_index_and_the_fix_at_once(before_pip, tmp_path):
     index = f"https://127.0.0.1:{free_port()}/simple"
     done = before_pip(index)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
@@ -67,8 +67,10 @@ def test_a_build_without_a_network_says_at_once_what_it_cannot_reach_and_the_way
     assert (done.returncode, done.stdout) == (0, "looks in 1\n"), done.stderr
 
 
-def test_an_index_that_answers_is_asked_also_where_it_has_no_pip(before_pip):
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as empty:  # it always answers 501
+def test_a_build_uses_an_index_that_answers_even_without_pip(before_pip):
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), BaseHTTPRequestHandler
+    ) as empty:  # This server always responds with 501.
         threading.Thread(target=empty.serve_forever, daemon=True).start()
         done = before_pip(f"http://127.0.0.1:{empty.server_port}/simple")
         empty.shutdown()
@@ -76,21 +78,21 @@ def test_an_index_that_answers_is_asked_also_where_it_has_no_pip(before_pip):
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "jetson.Dockerfile"])
-def test_every_step_that_fetches_packages_has_looked_for_the_index_first(name):
+def test_each_build_step_that_fetches_packages_checks_the_index_first(name):
     text = (IMAGES_FOLDER / name).read_text().replace("\\\n", "")
     fetching = [line for line in text.splitlines() if line.startswith("RUN") and "-r /locks" in line]
     fetching += [line for line in text.splitlines() if "install_on_vendor" in line or "$TORCH_INDEX" in line]
     assert fetching and all(". /locks/index.sh && " in line for line in fetching)
 
 
-def test_an_image_that_a_tag_alone_names_is_said():
+def test_an_image_without_a_digest_gives_a_warning():
     assert (
         base_image(Build("edge")) == "python:3.11-slim-bookworm"
         and base_image(Build("edge", DIGEST)) == DIGEST
     )
     assert unpinned_warning([DIGEST, ID]) == ""
     assert unpinned_warning(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
-        "ours, too, unless it was built here"
+        "also an image of the project that was not built here"
     )
     assert unpinned_warning(["edge@sha256:0"]) != ""
     assert unpinned_warning(["b:1", DIGEST, "a:2"]).startswith(
@@ -98,7 +100,7 @@ def test_an_image_that_a_tag_alone_names_is_said():
     )
 
 
-def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
+def test_a_pinned_build_refuses_a_base_image_without_a_digest():
     command = [sys.executable, "-m", "protofleet.deploy.images", "build", "edge", "--pinned"]
     done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
     assert (
@@ -109,7 +111,7 @@ def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
 
 
 @pytest.mark.parametrize("words", [[], ["--cluster"]])
-def test_a_stack_knows_every_image_that_it_starts(words):
+def test_a_stack_lists_every_image_that_it_starts(words):
     images = stack_from(parser().parse_args(["up", *words])).images
     assert ("rabbitmq:4.1" in images) == bool(words) and ("eclipse-mosquitto:2.0.22" in images) != bool(words)
     assert "grafana/grafana:12.1.0" in unpinned_warning(images)
@@ -143,16 +145,16 @@ def images_of(folder):
 
 
 @pytest.mark.slow
-def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
+def test_a_stack_starts_its_own_images_by_their_built_ids(engine, tmp_path):
     done = engine()
     assert done.returncode == 0 and "protofleet" not in done.stderr, done.stderr
     told = images_of(tmp_path)
     assert told["COORDINATOR_IMAGE"] == "sha256:" + "1" * 64
     assert told["DEVICE_IMAGE"] == "sha256:" + "2" * 64
-    assert told["BROKER_IMAGE"] == "eclipse-mosquitto:2.0.22", "what is not ours stays as it is named"
+    assert told["BROKER_IMAGE"] == "eclipse-mosquitto:2.0.22", "the name of another image is not replaced"
     given = "COORDINATOR_IMAGE=protofleet/coordinator:latest"
     assert engine("--with", given).returncode == 0
-    assert images_of(tmp_path) == told, "the same name at more length"
+    assert images_of(tmp_path) == told, "a longer form of the same name"
 
 
 @pytest.mark.slow
@@ -166,17 +168,19 @@ def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
         ("", f"protofleet/demo was built here as sha256:{'2' * 64}, but this Docker engine does not"),
     ],
 )
-def test_another_image_under_a_name_of_ours_is_not_started(engine, tmp_path, now, words):
+def test_an_image_that_differs_from_the_built_image_is_not_started(engine, tmp_path, now, words):
     (tmp_path / "ids/demo").write_text(now) if now else (tmp_path / "ids/demo").unlink()
     done = engine()
     assert done.returncode == 1 and done.stderr.startswith(f"stack: {words}") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "s").exists(), "nothing was made"
-    assert engine("--with", f"DEVICE_IMAGE={ID}").returncode == 0, "whoever wants it names it by its id"
+    assert not (tmp_path / "s").exists(), "no folder was made"
+    assert engine("--with", f"DEVICE_IMAGE={ID}").returncode == 0, (
+        "an image that is named by its id is accepted"
+    )
     assert images_of(tmp_path)["DEVICE_IMAGE"] == ID
 
 
 @pytest.mark.slow
-def test_an_image_of_ours_of_which_nothing_is_known_is_a_tag_like_others(engine, tmp_path):
+def test_an_own_image_without_a_known_id_is_treated_as_a_tag(engine, tmp_path):
     (tmp_path / "built.json").unlink()
     done = engine()
     assert done.returncode == 0 and "protofleet/coordinator, protofleet/demo: tags" in done.stderr
@@ -187,7 +191,7 @@ def test_an_image_of_ours_of_which_nothing_is_known_is_a_tag_like_others(engine,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["{", "[]", '{"protofleet/demo": "demo:1"}'])
-def test_a_broken_list_of_what_was_built_is_said_in_one_line(engine, tmp_path, text):
+def test_a_damaged_list_of_built_images_is_refused_in_one_line(engine, tmp_path, text):
     (tmp_path / "built.json").write_text(text)
     done = engine()
     assert done.returncode == 1 and done.stderr.count("\n") == 1

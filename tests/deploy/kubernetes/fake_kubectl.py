@@ -1,4 +1,4 @@
-"""A program in the place of kubectl, which writes what the API server would be sent."""
+"""A program that replaces kubectl, and writes the objects that kubectl would send to the API server."""
 
 from __future__ import annotations
 

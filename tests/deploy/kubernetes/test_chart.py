@@ -57,7 +57,7 @@ def values_in(text):
     return found
 
 
-def test_values_yaml_has_each_value_with_the_sentence_that_describes_it(files):
+def test_values_yaml_has_a_sentence_above_each_value(files):
     found = values_in(files["values.yaml"])
     fixed = found.pop("fleet")
     assert found == encode(ChartValues())
@@ -133,17 +133,17 @@ def test_a_coordinator_with_a_queue_names_no_run_and_its_devices_stay(files):
     assert device.stays and "run.toml" not in files
 
 
-def test_devices_of_a_statefulset_stay_because_it_would_start_them_for_ever():
+def test_devices_of_a_statefulset_stay_after_the_end_of_a_run():
     claims = chart_of(claims=True).files()
     assert "stays = true" in claims["settings/devices/0/mfeat.toml"]
 
 
-def test_the_codes_after_which_the_coordinator_is_not_started_again_are_those_of_the_product():
+def test_the_exit_codes_that_fail_the_job_are_the_final_codes_of_the_product():
     codes = re.search(r"FailJob\n.*\n.*values: \[(.*)\]", TEMPLATE)[1]
     assert [int(code) for code in codes.split(", ")] == [MISUSED, DIVERGED, BUDGET_SPENT]
 
 
-def test_a_run_is_patient_with_lost_nodes_unless_its_settings_say_otherwise():
+def test_a_run_has_a_patience_of_one_day_unless_its_settings_have_another_value():
     experiment = decode(Experiment, TABLE)
     assert patient(experiment, TABLE, []).effective_policy.patience_seconds == DAY
     assert patient(experiment, TABLE, []).effective_policy.quorum == 6
@@ -173,7 +173,7 @@ def test_notes_and_description_say_that_the_chart_has_never_run(files):
     assert "has never run on a cluster" in files["Chart.yaml"]
 
 
-def test_pods_run_without_privileges_without_a_token_and_on_a_root_that_cannot_be_written():
+def test_pods_have_no_privileges_no_token_and_a_read_only_root():
     containers = len(re.findall(r"^ *- name: \w+\n *image:", TEMPLATE, re.MULTILINE))
     assert containers == TEMPLATE.count('include "protofleet.container"') == 5
     assert TEMPLATE.count('include "protofleet.pod"') == 4
@@ -188,7 +188,7 @@ def test_no_file_of_a_chart_has_a_private_key(files):
     assert {"/secrets.sh", "/run.toml", "/keys", "*.key", "/root"} == {*ignored}
 
 
-def test_the_script_puts_the_keys_of_each_group_into_its_secret_and_the_roots_into_none(files, tmp_path):
+def test_the_script_puts_the_keys_of_each_group_into_its_secret_and_no_root_keys(files, tmp_path):
     chart = chart_of()
     write_chart(tmp_path / "chart", files)
     devices = [name for group in chart.federation.groups for name in group]
@@ -237,7 +237,7 @@ def test_an_archive_of_the_largest_group_fits_into_a_secret(tmp_path):
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
 
 
-def test_the_page_begins_with_what_was_not_checked():
+def test_the_page_begins_with_the_list_of_unchecked_parts():
     assert PAGE.startswith("# Kubernetes\n\n**This chart has never run on a cluster.**")
     rows = [f"| {what} | {words} |" for what, words in NOT_CHECKED.items()]
     assert "\n".join(rows) in PAGE.partition("\n## ")[0]

@@ -10,7 +10,7 @@ from protofleet.protocol.settings.reader import write_toml
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 NO_CLAIM = "use --with data.claim=NAME"
-# The words after the file -> the text that the one line must contain: value, limit, way out.
+# The arguments after the file -> the text that the one line must contain: value, limit, fix.
 REFUSED = {
     "--set name=Fed_Avg": "objects is 'Fed_Avg', it must be a DNS label of 1 to 40 .*choose one with --name",
     "--name 9lives": "is '9lives', it must be a DNS label .*begins with a letter",
@@ -55,7 +55,7 @@ def chart(tmp_path):
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_kubernetes_would_refuse_is_refused_in_one_line(chart, words, tmp_path, capsys):
+def test_a_value_that_kubernetes_would_refuse_is_refused_in_one_line(chart, words, tmp_path, capsys):
     assert chart(words) == 2
     told = capsys.readouterr()
     assert len(told.err.splitlines()) == 1 and not told.out
@@ -63,7 +63,7 @@ def test_what_kubernetes_would_refuse_is_refused_in_one_line(chart, words, tmp_p
     assert not (tmp_path / "chart").exists()
 
 
-def test_a_plug_in_of_this_machine_is_refused(chart, tmp_path, capsys):
+def test_a_local_plug_in_is_refused(chart, tmp_path, capsys):
     own = tmp_path / "own.py"
     own.write_text("from protofleet.methods.fedavg import *\n")
     assert chart(f"--set method.file={own} --set method.name=") == 2
@@ -80,7 +80,7 @@ def test_a_folder_with_files_is_not_written_to(chart, tmp_path, capsys):
     assert edited.read_text() == "edited"
 
 
-def test_the_output_says_first_that_the_chart_has_never_run_and_what_was_not_checked(chart, capsys):
+def test_the_output_begins_with_the_list_of_unchecked_parts(chart, capsys):
     assert chart() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "this chart has never run on a cluster. Not checked:"
@@ -103,14 +103,14 @@ def test_the_output_has_every_command_from_the_keys_to_the_results(chart, capsys
     assert "--host lab-broker" in told and "--federation tiny" in told
 
 
-def test_of_many_groups_the_output_shows_a_few_and_names_the_script(chart, tmp_path, capsys):
+def test_the_output_shows_the_commands_of_a_few_groups_and_names_the_script(chart, tmp_path, capsys):
     assert chart("--set devices.count=20 --groups 20") == 0
     told = capsys.readouterr().out
     assert told.count("tar -C") == 8 and f"and 12 more in {tmp_path}/chart/secrets.sh" in told
     assert (tmp_path / "chart" / "secrets.sh").read_text().count("tar -C") == 20
 
 
-def test_a_queue_is_submitted_to_and_devices_with_claims_are_scaled_to_zero(chart, capsys):
+def test_the_output_for_a_queue_with_claims_has_submit_and_scale_commands(chart, capsys):
     assert chart("--queue --claims") == 0
     told = capsys.readouterr().out
     assert "kubectl exec tiny-coordinator-0 -- protofleet submit /tmp/run.toml --service /runs" in told

@@ -26,7 +26,7 @@ def admit(stack, folder, name):
     approve(authority, review_request(authority, data, name, OPERATOR), grants=frozenset({"view"}))
 
 
-def test_the_standby_and_the_operators_of_a_cluster_have_their_users_and_their_topics(tmp_path, capsys):
+def test_rabbitmq_has_a_user_and_topics_for_the_standby_and_each_operator(tmp_path, capsys):
     stack = Stack(tmp_path / "s", of_domains("a"), cluster=True)
     prepare(stack)
     device = stack.devices[0]

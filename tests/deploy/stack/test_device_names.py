@@ -58,25 +58,25 @@ def of_domains(*names, **more):
         (["x" * 64], ["device-" + "x" * 47 + "-7ce10097"]),
     ],
 )
-def test_a_service_is_called_as_its_device_and_has_a_hash_only_where_it_must(devices, services):
+def test_a_service_has_the_name_of_its_device_and_a_hash_only_if_needed(devices, services):
     assert [service_names(devices)[device] for device in devices] == services
 
 
-def test_a_device_that_is_called_as_another_with_its_hash_is_still_another():
+def test_a_device_named_like_a_hashed_service_gets_another_service_name():
     (taken, _) = sorted(service_names(["a_b", "a.b"]).values())
     found = service_names(["a_b", "a.b", taken.removeprefix("device-")])
     assert len({*found.values()}) == 3 and taken in found.values()
 
 
 @given(st.sets(st.one_of(st.sampled_from(NAMES), st.from_regex(NAME, fullmatch=True)), min_size=1))
-def test_every_device_has_a_service_of_its_own_that_is_a_host_s_name(devices):
+def test_every_device_has_its_own_service_with_a_valid_host_name(devices):
     found = service_names(devices)
     assert found.keys() == devices and len({*found.values()}) == len(devices)
     assert all(HOST_LABEL.fullmatch(name) for name in found.values())
-    assert found == service_names(sorted(devices, reverse=True)), "in whatever order"
+    assert found == service_names(sorted(devices, reverse=True)), "the order of the devices has no effect"
 
 
-def test_devices_that_a_host_s_name_cannot_tell_apart_have_a_container_and_a_target_each(tmp_path):
+def test_devices_with_similar_names_have_separate_containers_and_targets(tmp_path):
     domains = "a.b", "a-b", "A-b"
     stack = Stack(tmp_path / "s", of_domains(*domains))
     prepare(stack)
@@ -91,7 +91,7 @@ def test_devices_that_a_host_s_name_cannot_tell_apart_have_a_container_and_a_tar
 
 
 @pytest.mark.parametrize("name", ["probe", "prometheus", "grafana", "rabbit-1"])
-def test_a_device_with_the_name_of_another_part_of_the_stack_is_refused(tmp_path, name):
+def test_a_device_with_the_name_of_a_stack_service_is_refused(tmp_path, name):
     stack = Stack(tmp_path / "s", of_domains(name))
     with pytest.raises(SettingsError, match=f"cannot be called '{name}': a part of the stack has that name"):
         prepare(stack)
@@ -99,7 +99,7 @@ def test_a_device_with_the_name_of_another_part_of_the_stack_is_refused(tmp_path
 
 
 @pytest.mark.parametrize(("run", "domain"), [("a.b", "a"), ("a", "a.b")])
-def test_a_name_with_a_dot_is_refused_over_rabbitmq_alone(tmp_path, run, domain):
+def test_a_name_with_a_dot_is_refused_only_with_rabbitmq(tmp_path, run, domain):
     made = of_domains(domain, name=run)
     with pytest.raises(SettingsError, match=r"'a\.b' cannot be used over RabbitMQ"):
         prepare(Stack(tmp_path / "s", made, cluster=True))
@@ -113,7 +113,7 @@ def test_a_name_with_a_dot_is_refused_over_rabbitmq_alone(tmp_path, run, domain)
     ("clients", "device"),
     [({"a_b": 1, "a-b": 1}, "a-b"), ({"a": 2, "a-1": 1}, "a-1"), ({"a-1": 1, "a": 2}, "a-1")],
 )
-def test_two_domains_whose_devices_have_one_name_are_refused_by_both(clients, device):
+def test_two_domains_whose_devices_have_the_same_name_are_refused(clients, device):
     one, other = clients
     with pytest.raises(
         SettingsError, match=f"domains '{one}' and '{other}' both have a device with the name '{device}'"
@@ -168,6 +168,6 @@ def ssh_configuration(folder, name):
     ],
     ids=lambda becomes: becomes.__name__,
 )  # fmt: skip
-def test_no_two_names_become_one(tmp_path: Path, becomes):
+def test_different_device_names_give_different_names_everywhere(tmp_path: Path, becomes):
     found = [becomes(tmp_path, name) for name in NAMES]
     assert len({*found}) == len(NAMES)

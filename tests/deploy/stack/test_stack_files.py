@@ -34,7 +34,7 @@ def stack(tmp_path_factory):
     return made
 
 
-def test_devices_are_dealt_out_over_the_domains():
+def test_devices_are_distributed_over_the_domains():
     assert list(with_devices(experiment(), 2).shards) == ["mnist", "optdigits"]
     assert len(with_devices(experiment(), 20).shards) == 20
     assert max(with_devices(experiment(), 20).devices.clients.values()) == 4
@@ -42,7 +42,7 @@ def test_devices_are_dealt_out_over_the_domains():
         with_devices(experiment(), -1)
 
 
-def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
+def test_the_settings_of_each_party_have_the_paths_of_its_container(stack):
     told = decode(CoordinatorSettings, read_toml(stack.settings_file("coordinator")))
     assert (told.folder, told.devices, told.broker.host) == (
         "/protofleet/state",
@@ -57,7 +57,7 @@ def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
         assert (stack.federation.folder_of(name) / "current" / "tls.key").exists()
 
 
-def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
+def test_the_settings_of_the_coordinator_list_the_devices_of_each_domain(tmp_path):
     made = experiment(devices={"clients": {"mnist": 2, "synth": 1}})
     assert made.devices_by_domain == {"mnist": ("mnist-1", "mnist-2"), "synth": ("synth",)}
     assert experiment(devices={"count": 2}).devices_by_domain == {"digits": ("device-1", "device-2")}
@@ -66,7 +66,7 @@ def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
     assert told.limits.domains == made.devices_by_domain
 
 
-def test_private_files_are_for_their_owner_alone(stack):
+def test_private_files_have_mode_0600(stack):
     private = [p for p in stack.folder.rglob("*") if p.suffix == ".key" or p.name == "password"]
     assert len(private) > 15
     for path in private:
@@ -76,19 +76,19 @@ def test_private_files_are_for_their_owner_alone(stack):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
-def test_what_root_writes_belongs_to_the_containers_user_except_the_operators_root(stack):
+def test_files_belong_to_the_user_of_the_containers_except_the_root_of_the_federation(stack):
     assert (stack.federation.folder_of("mnist") / "current" / "tls.key").stat().st_uid == 10001
     assert {p.stat().st_uid for p in stack.federation.root.rglob("*")} == {0}
 
 
-def test_prometheus_is_told_where_each_device_is(stack):
+def test_the_targets_of_prometheus_list_the_address_of_each_device(stack):
     told = json.loads((stack.folder / "prometheus" / "targets" / "devices.json").read_text())
     services = json.loads((stack.folder / "devices.yaml").read_text())["services"]
     assert [t["labels"]["device"] for t in told] == stack.devices
     assert {t["targets"][0] for t in told} == {f"{name}:9100" for name in services}
 
 
-def test_the_same_stack_is_prepared_again_and_keeps_its_keys(stack):
+def test_a_stack_that_is_prepared_again_keeps_its_keys(stack):
     key = stack.federation.folder_of("mnist") / "current" / "tls.key"
     password, before = (stack.folder / "grafana" / "password").read_text(), key.read_bytes()
     prepare(stack)
@@ -125,7 +125,7 @@ def finished(tmp_path):
     return words
 
 
-def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finished, docker, tmp_path, capsys):
+def test_another_method_keeps_results_keys_and_metrics_of_the_earlier_run(finished, docker, tmp_path, capsys):
     asked, folder = docker("exit 0"), tmp_path / "s"
     assert main(["up", *finished]) == 0
     run, key = (
@@ -135,7 +135,7 @@ def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finishe
     metrics, before = folder / "state" / "prometheus" / "block", key.read_bytes()
     metrics.write_text("samples")
     (run / "rounds.jsonl").write_text("{}\n")
-    assert main(["up", *finished]) == 0 and " down " not in asked(), "the same settings go on"
+    assert main(["up", *finished]) == 0 and " down " not in asked(), "a run with the same settings continues"
     assert main(["up", *finished, "--set", "method.name=fedprox"]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"stack: {run} holds an unfinished run with other settings") and "FRESH=1" in said
@@ -151,7 +151,7 @@ def test_another_method_keeps_results_keys_and_metrics_of_the_one_before(finishe
     )
     assert key.read_bytes() == before and metrics.read_text() == "samples"
     assert main(["up", *finished, "--set", "method.name=fedprox", "--fresh"]) == 0
-    assert run.with_name("tiny.2").exists(), "an unfinished one, as that was asked for"
+    assert run.with_name("tiny.2").exists(), "--fresh moves the unfinished run"
 
 
 def test_an_unfinished_run_continues_with_another_budget_in_new_containers(finished, docker, tmp_path):
@@ -168,7 +168,7 @@ def test_an_unfinished_run_continues_with_another_budget_in_new_containers(finis
     assert run.with_name("tiny.1").exists(), "a run that has ended does not continue"
 
 
-def test_a_stack_with_a_queue_names_no_run_and_the_run_of_its_experiment_can_be_submitted(
+def test_the_run_of_an_experiment_can_be_submitted_to_a_stack_with_a_queue(
     finished, docker, tmp_path, capsys
 ):
     asked = docker('case "$*" in *"ps --status running"*) echo id ;; esac')
@@ -176,21 +176,19 @@ def test_a_stack_with_a_queue_names_no_run_and_the_run_of_its_experiment_can_be_
     before, folder = len(asked()), tmp_path / "s"
     one = decode(CoordinatorSettings, read_toml(folder / "settings" / "coordinator.toml"))
     assert main(["check", *finished, "--queue"]) == 0 and main(["up", *finished, "--queue"]) == 0
-    assert " down " in asked()[before:], "the run goes on when it is submitted"
+    assert " down " in asked()[before:], "the run continues after it is submitted"
     said = capsys.readouterr().out
     assert f"protofleet submit {folder}/run.toml --service {folder}/state/coordinator" in said
     service = ServiceSettings.of(read_toml(folder / "settings" / "coordinator.toml"))
     assert service.of_run("tiny", (folder / "run.toml").read_text()) == one
     before = len(asked())
-    assert main(["up", *finished, "--queue"]) == 0 and " down " not in asked()[before:], "the queue goes on"
+    assert main(["up", *finished, "--queue"]) == 0 and " down " not in asked()[before:], "the queue continues"
     assert main(["follow", *finished, "--queue"]) == 1
     assert "use `protofleet follow` with the folder of a run" in capsys.readouterr().err
     assert main(["up", *finished]) == 0 and " down " in asked()[before:], "the coordinator gets one run again"
 
 
-def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for(
-    finished, docker, tmp_path, capsys
-):
+def test_another_experiment_ends_a_running_one_only_with_fresh(finished, docker, tmp_path, capsys):
     asked, other = (
         docker('case "$*" in *"ps --status running"*) echo id ;; esac'),
         [*finished, "--set", "name=other"],
@@ -206,23 +204,23 @@ def test_another_experiment_ends_the_one_that_runs_only_where_that_was_asked_for
     assert main(["up", *other, "--fresh"]) == 0 and " down " in asked()[len(before) :]
     assert "the run tiny is ended" in capsys.readouterr().out
     (tmp_path / "s/state/coordinator/other/summary.json").write_text("{}")
-    assert main(["up", *finished, "--set", "name=third"]) == 0, "what has ended is not in the way"
+    assert main(["up", *finished, "--set", "name=third"]) == 0, "a run that has ended blocks no other run"
 
 
-def test_the_health_check_of_the_broker_is_no_device_that_a_run_waits_for(stack):
+def test_the_health_check_of_the_broker_has_keys_but_no_device_record(stack):
     records = {path.stem for path in (stack.federation.root / "records").glob("*.record")}
     assert records == {"coordinator", *stack.devices}
     assert (stack.federation.folder_of("broker") / "probe" / "tls.crt").exists()
 
 
 @pytest.mark.parametrize("running", ["", "0123abc"])
-def test_a_prometheus_that_runs_reads_again_what_its_operator_has_edited(finished, docker, running):
+def test_a_running_prometheus_reloads_its_settings(finished, docker, running):
     asked = docker(f'case "$*" in *" ps "*) echo {running};; esac')
     assert main(["up", *finished]) == 0
     assert ("exec -T prometheus sh -c kill -HUP 1" in asked()) == bool(running) and " kill --" not in asked()
 
 
-def test_a_run_of_another_name_has_a_folder_of_its_own_in_the_same_federation(finished, docker, tmp_path):
+def test_a_run_with_another_name_has_its_own_folder_in_the_same_federation(finished, docker, tmp_path):
     asked, folder = docker("exit 0"), tmp_path / "s"
     assert main(["up", *finished]) == 0
     assert main(["up", *finished, "--set", "name=other"]) == 0 and " down " in asked()
@@ -234,7 +232,7 @@ def test_a_run_of_another_name_has_a_folder_of_its_own_in_the_same_federation(fi
     assert {path.name for path in (folder / "state" / "coordinator").iterdir()} == {"tiny", "other"}
 
 
-def test_what_an_operator_has_edited_or_added_stays_and_what_changed_of_ours_lies_beside_it(tmp_path, capsys):
+def test_an_edited_file_stays_and_its_new_version_is_written_as_dot_new(tmp_path, capsys):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     (ours / "a.yml").write_text("first")
@@ -258,7 +256,7 @@ def test_what_an_operator_has_edited_or_added_stays_and_what_changed_of_ours_lie
     assert not (theirs / "a.yml.new").exists()
 
 
-def test_an_operator_s_settings_of_prometheus_are_read_and_never_written(stack):
+def test_settings_of_prometheus_that_an_operator_has_edited_are_not_overwritten(stack):
     folder = stack.folder / "prometheus"
     (folder / "own" / "alertmanagers.yml").write_text('- targets: ["alertmanager:9093"]\n')
     (folder / "prometheus.yml").write_text((folder / "prometheus.yml").read_text() + "# of mine\n")
@@ -282,7 +280,7 @@ NO_ENGINE = 'case "$1 $2" in "version "*) echo "Cannot connect to the Docker dae
         ('case "$*" in *" up "*) exit 1;; esac', "the stack did not start; docker's output is above"),
     ],
 )
-def test_docker_that_is_not_there_or_fails_is_one_line_with_the_way_out(
+def test_a_missing_or_failing_docker_is_reported_in_one_line_with_the_fix(
     finished, docker, tmp_path, monkeypatch, capsys, script, said
 ):
     if script is None:
@@ -295,7 +293,7 @@ def test_docker_that_is_not_there_or_fails_is_one_line_with_the_way_out(
     assert "`docker login` for its registry" in line or "did not start" not in line
 
 
-def test_images_that_cannot_be_built_are_one_line_with_the_way_out(docker, tmp_path, capsys, monkeypatch):
+def test_a_failed_image_build_is_reported_in_one_line_with_the_fix(docker, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["images", "build", "edge", "--built", str(tmp_path / "ids")])
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
@@ -320,7 +318,7 @@ def test_a_large_fleet_shares_one_container(tmp_path):
     assert len(ports) == len(many.devices)
 
 
-def test_mistakes_are_one_line(tmp_path, capsys):
+def test_a_missing_stack_and_an_unknown_setting_are_reported_in_one_line(tmp_path, capsys):
     assert main(["down", "--folder", str(tmp_path)]) == 1
     assert "there is no stack in" in capsys.readouterr().err
     assert main(["up", "--folder", str(tmp_path / "s"), "--with", "GRAFANA=no"]) == 1
@@ -343,7 +341,7 @@ def test_a_build_context_holds_sources_and_locks_and_nothing_else(tmp_path):
     assert not context.exists()
 
 
-def test_another_version_can_be_pinned_and_only_of_what_is_there():
+def test_only_locked_packages_can_be_pinned_to_another_version():
     assert (
         with_pins("numpy==1\ntorch==2.13.0\ntorchvision==1; x\n", [("torch", "2.7.1")]).splitlines()[1]
         == "torch==2.7.1"
@@ -353,28 +351,28 @@ def test_another_version_can_be_pinned_and_only_of_what_is_there():
         with_pins("numpy==1\n", [("nmpy", "2")])
 
 
-def test_torch_is_in_no_list_that_is_installed_beside_it():
+def test_the_list_of_packages_without_torch_has_no_torch():
     assert packages_without_torch() and not [
         line for line in packages_without_torch() if line.startswith("torch")
     ]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_build_is_one_command(target, tmp_path):
+def test_an_image_build_is_one_docker_command(target, tmp_path):
     words = Build(target, base="b@sha256:1", torch_index="", platform="linux/arm64").command(tmp_path)
     assert words[:2] == ["docker", "build"] and words[-1] == str(tmp_path)
     assert {"BASE=b@sha256:1", "TORCH_INDEX=", "linux/arm64", f"protofleet/{target}"} <= set(words)
     assert ("jetson.Dockerfile" in " ".join(words)) == (target == "edge-jetson")
 
 
-def test_a_jetson_image_wants_a_base_with_nvidias_torch():
+def test_a_jetson_image_without_a_base_image_is_refused():
     from protofleet.deploy.images.build import build
 
     with pytest.raises(RunError, match="edge-jetson has no default base image"):
         build(Build("edge-jetson"))
 
 
-def test_no_image_and_no_compose_file_knows_the_machine_it_was_written_on():
+def test_image_and_compose_files_have_no_settings_of_the_build_machine():
     folder = Path(__file__).parents[3] / "deploy"
     for path in (*folder.glob("images/*"), *folder.glob("compose/**/*.y*ml")):
         if path.is_file():

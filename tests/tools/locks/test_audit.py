@@ -1,4 +1,4 @@
-"""The dependency scan reports what it finds, and says so where it can look up nothing."""
+"""The dependency scan reports vulnerabilities, and reports also that it could not look up a package."""
 
 import json
 import stat
@@ -33,30 +33,30 @@ def scanner(tmp_path):
     return make
 
 
-def test_nothing_known_is_said_and_what_was_asked_is_what_is_pinned(scanner, tmp_path, capsys):
+def test_a_clean_scan_of_the_pinned_packages_is_reported(scanner, tmp_path, capsys):
     assert audit.main(["--scanner", scanner(0, CLEAN)]) == 0
     there = len(pinned_versions(audit.CONSTRAINTS.read_text()))
     assert f"no known vulnerability in 1 of the {there} packages" in capsys.readouterr().out
     assert str(audit.CONSTRAINTS) in (tmp_path / "asked").read_text()
 
 
-def test_a_weakness_is_shown_with_the_way_out(scanner, capsys):
+def test_a_vulnerability_is_shown_with_the_fix(scanner, capsys):
     assert audit.main(["--scanner", scanner(1, FOUND, "Found 1\n")]) == 1
     assert "CVE-2025-1, fixed in 2.14" in (said := capsys.readouterr().out) and "raise the versions" in said
 
 
-def test_a_database_that_does_not_know_a_package_has_not_called_it_clean(scanner, capsys):
+def test_a_package_that_the_database_does_not_know_is_reported_as_not_scanned(scanner, capsys):
     assert audit.main(["--scanner", scanner(0, SKIPPED)]) == audit.NOT_SCANNED
     assert "osv does not know 1 of 1 packages (torch)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("complained", [OFFLINE, "Traceback ...\nServiceError: 503 Server Error", "it broke"])
-def test_what_could_not_be_looked_up_is_one_line_and_not_called_clean(scanner, capsys, complained):
+def test_a_failed_lookup_is_reported_in_one_line_as_not_scanned(scanner, capsys, complained):
     assert audit.main(["--scanner", scanner(1, "", complained)]) == audit.NOT_SCANNED
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("not scanned: ")
 
 
-def test_a_scanner_that_is_not_there_is_one_line_too(tmp_path, capsys):
+def test_a_missing_scanner_is_reported_in_one_line_as_not_scanned(tmp_path, capsys):
     assert audit.main(["--scanner", str(tmp_path / "gone")]) == audit.NOT_SCANNED
     assert capsys.readouterr().err.startswith("not scanned: pip-audit cannot be installed")

@@ -47,7 +47,7 @@ def wheel_of(folder, name="tiny", version="1.0"):
     return path
 
 
-def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constraints():
+def test_every_required_package_is_locked_with_the_version_of_the_constraints():
     locked = {package.name: set() for path in LOCKS for package in read_lock(path.read_text())}
     for path in LOCKS:
         for package in read_lock(path.read_text()):
@@ -58,11 +58,11 @@ def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constrain
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
     for line in asked:
-        assert normalized_name(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: say make locks"
+        assert normalized_name(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: run make locks"
     constraints = (LOCKS_FOLDER.parent / "constraints.txt").read_text()
     assert "torch" in pinned_versions(constraints)
     for name, versions in pinned_versions(constraints).items():
-        assert versions <= locked.get(name, versions), f"{name}: {versions}: say make locks"
+        assert versions <= locked.get(name, versions), f"{name}: {versions}: run make locks"
 
 
 def locked_on(python, but=("cpu",)):
@@ -79,21 +79,21 @@ def locked_on(python, but=("cpu",)):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_is_asked_for_is_installed_on_every_python(python):
+def test_the_locks_satisfy_every_requirement_on_every_python(python):
     there, here = locked_on(python)
     assert {name: versions for name, versions in there.items() if len(versions) > 1} == {}
     project = read_toml(SOURCE / "pyproject.toml")["project"]
     for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         asked = Requirement(line)
         if asked.marker is None or asked.marker.evaluate(here):
-            (version,) = there.get(normalized_name(asked.name)) or {"none; say make locks"}
+            (version,) = there.get(normalized_name(asked.name)) or {"none; run make locks"}
             assert asked.specifier.contains(version, prereleases=True), f"{line}: the locks have {version}"
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_a_locked_package_asks_for_itself_is_locked_for_every_python_too(python):
-    """The packages of this environment say what they need; a test below asks the index for other Pythons."""
-    there, here = locked_on(python, but=("cpu", "data"))  # data.txt gives pictures and no code
+def test_the_locks_satisfy_the_requirements_of_locked_packages_on_every_python(python):
+    """The packages of this environment name their requirements. A test below queries the index for other Pythons."""
+    there, here = locked_on(python, but=("cpu", "data"))  # data.txt has pictures and no code
     installed = {normalized_name(one.name): one for one in distributions()}
     seen = [
         installed[n] for n, (version,) in there.items() if n in installed and installed[n].version == version
@@ -110,7 +110,7 @@ def test_what_a_locked_package_asks_for_itself_is_locked_for_every_python_too(py
                 assert asked.specifier.contains(version, prereleases=True), f"{one.name}: {asked}: {version}"
 
 
-def test_every_python_is_one_that_is_checked():
+def test_every_supported_python_is_checked():
     wanted = SpecifierSet(read_toml(SOURCE / "pyproject.toml")["project"]["requires-python"])
     assert [python for python in (f"3.{minor}" for minor in range(6, 30)) if python in wanted] == list(
         PYTHONS
@@ -140,7 +140,7 @@ def test_the_index_has_every_locked_package_for_every_python_and_machine(tmp_pat
 CHART_LOCK = locks.CHART_TESTS / "lock.txt"
 
 
-def test_the_lock_of_the_chart_tests_has_what_they_ask_for_and_no_package_of_the_plain_installation_needs_it():
+def test_only_the_chart_lock_has_the_packages_of_the_chart_tests():
     locked = {package.name: package.version for package in read_lock(CHART_LOCK.read_text())}
     for line in (CHART_LOCK.parent / "requirements.txt").read_text().split():
         name, _, version = line.partition("==")
@@ -151,7 +151,7 @@ def test_the_lock_of_the_chart_tests_has_what_they_ask_for_and_no_package_of_the
 
 
 @pytest.mark.parametrize("path", [*LOCKS, CHART_LOCK], ids=lambda path: path.stem)
-def test_a_lock_names_no_host_and_is_written_as_it_is_read(path):
+def test_a_lock_names_no_host_and_is_unchanged_after_a_read_and_a_write(path):
     text = path.read_text()
     assert "://" not in text and "index" not in text.splitlines()[1]
     words = text.splitlines()[0].removeprefix("# ").partition(";")[0]
@@ -166,7 +166,7 @@ def test_a_line_without_a_version_or_its_hash_is_refused(line):
         read_lock(line)
 
 
-def test_a_file_whose_hash_is_another_is_not_installed(tmp_path):
+def test_a_wheel_with_another_hash_is_not_installed(tmp_path):
     wheel = read_wheel(wheel_of(tmp_path))
     lock, target = tmp_path / "lock.txt", tmp_path / "target"
     flipped = f"sha256:{int(wheel.hash[7:], 16) ^ 1:064x}"
@@ -180,7 +180,7 @@ def test_a_file_whose_hash_is_another_is_not_installed(tmp_path):
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
-def test_make_installs_nothing_without_a_hash_but_our_own_source():
+def test_make_installs_only_the_checkout_itself_without_a_hash():
     command = ["make", "-n", "-B", "VENV=/nowhere", "/nowhere/.dev"]
     said = subprocess.run(
         command, cwd=SOURCE, capture_output=True, text=True, env={**os.environ, "MAKEFLAGS": ""}
@@ -211,7 +211,7 @@ def test_make_looks_for_a_container_engine_before_it_installs_anything(target):
 @pytest.mark.parametrize(
     ("docker", "words"), [("", "there is no docker"), ("exit 1", "engine does not answer"), ("exit 0", "")]
 )
-def test_without_a_container_engine_there_is_one_line_with_the_way_out(tmp_path, docker, words):
+def test_a_missing_container_engine_is_reported_in_one_line_with_the_fix(tmp_path, docker, words):
     if docker:
         (tmp_path / "docker").write_text(f"#!/bin/sh\n{docker}\n")
         (tmp_path / "docker").chmod(0o755)
@@ -232,7 +232,7 @@ exit 3
 """
 
 
-def test_what_make_demo_installs_is_said_while_it_comes_and_ends_as_pip_does():
+def test_make_demo_prints_each_download_and_exits_with_the_code_of_pip():
     steps = [line for line in made_by("demo") if "install.sh" in line]
     assert [step for step in steps if " of 4: " in step] and len(steps) == 5
     command = ["sh", SOURCE / "runtime/locks/install.sh", "1 of 4: torch", "sh", "-c", PIP_SAYS]
@@ -241,7 +241,7 @@ def test_what_make_demo_installs_is_said_while_it_comes_and_ends_as_pip_does():
     assert (done.returncode, done.stderr) == (3, "ERROR: no space\n")
 
 
-def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_path):
+def test_a_local_wheel_replaces_the_locked_package(tmp_path):
     packages = [
         LockedPackage("tiny", "1.0", "", ("sha256:" + "0" * 64,)),
         LockedPackage("other", "2.0", "", ("sha256:" + "1" * 64,)),
@@ -259,7 +259,7 @@ def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_p
 
 
 @pytest.mark.slow
-def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
+def test_the_wheel_of_the_project_is_built_only_with_locked_tools(tmp_path):
     """Without a required hash, pip would fetch a newer setuptools by name, from any place, and run it."""
     source, planted = tmp_path / "source", tmp_path / "planted"
     for package in PACKAGES:
@@ -287,7 +287,7 @@ def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
 @pytest.mark.parametrize(
     "path", sorted((SOURCE / "deploy" / "images").glob("*Dockerfile")), ids=lambda p: p.name
 )
-def test_an_image_s_wheel_is_built_with_locked_tools_alone(path):
+def test_the_wheel_in_an_image_is_built_only_with_locked_tools(path):
     (line,) = re.findall(r"pip wheel .*", path.read_text())
     assert "--no-build-isolation --no-index" in line
     (tools,) = re.findall(r"pip install [^&]*?-r /locks/build.txt", path.read_text(), re.DOTALL)

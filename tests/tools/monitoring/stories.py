@@ -1,7 +1,7 @@
-"""Stretch what Prometheus has seen of real processes within seconds over the minutes that alerts wait for.
+"""Stretch samples of real processes, taken within seconds, over the minutes that alerts wait for.
 
-A stage has the samples of each series within some seconds. When it is stretched, a counter goes on at the same speed,
-a time that has moved keeps its distance from now, and everything else repeats its values again and again.
+A stage has the samples of some seconds. When it is stretched, a counter continues at the same speed,
+a time that has changed keeps its distance from now, and all other series repeat their values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def metric_of(series: str) -> str:
 def drawn(name: str, story: Story) -> list[str]:
     """Return the values of one series, one a minute, as promtool writes them."""
     values: list[str] = []
-    shown, raw = float("nan"), float("nan")  # the last value here, and the sample that it came from
+    shown, raw = float("nan"), float("nan")  # The last value here, and its sample.
     for told, minutes in story:
         now, seen = 60.0 * len(values), told.get(name)
         if not seen:
@@ -67,7 +67,9 @@ def drawn(name: str, story: Story) -> list[str]:
         (began, first), (until, last) = seen[0], seen[-1]
         if re.search("_(total|count|sum|bucket)$", metric_of(name)):
             slope = (last - first) / (until - began) if until > began else 0.0
-            begins = shown + first - raw if first >= raw else first  # otherwise it has restarted or is new
+            begins = (
+                shown + first - raw if first >= raw else first
+            )  # Otherwise the counter was reset, or it is new.
             made = [begins + slope * 60 * i for i in range(minutes)]
         elif not metric_of(name).endswith("_timestamp_seconds"):
             made = [seen[i % len(seen)][1] for i in range(minutes)]

@@ -1,6 +1,6 @@
 """Each event in a federation of real processes raises exactly the right alerts in a real Prometheus.
 
-The samples are stretched over the hours that alerts wait for. Then each panel is asked what it shows of them.
+The samples are stretched over the hours that alerts wait for. Then the query of each panel runs on these samples.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OWN_END, BROKERS_END = (
 
 
 class Pace:
-    """A control of the pace of rounds, which proceed only inside `going` and not faster than the story has them.
+    """A control of the pace of rounds: rounds run only inside `going`, and not faster than the story needs.
 
     The devices share one slot to work in, and the control holds this slot at other times.
     """
@@ -87,7 +87,7 @@ class Lived:
     prometheus: Prometheus
     run: Path
     stages: dict[str, Stage] = field(default_factory=dict)
-    over: float = 0.0  # when its first run was over
+    over: float = 0.0  # The time at which its first run was over.
     ended: float = 0.0
 
     def note(self, name: str) -> None:
@@ -124,7 +124,7 @@ def live_through(f, found, pace, ports):
     """Take the federation through all stages, one after the other, and note each one."""
     seen, slots = found.prometheus, Slots(str(f.folder.parent / "slots"), 1)
     devices = {n: f.device(n, metrics_port=ports[n], slots=slots, stays=True) for n in DEVICES}
-    seen.wait_for("sum(protofleet_device_connected) == 3")  # no coordinator hears their hellos
+    seen.wait_for("sum(protofleet_device_connected) == 3")  # No coordinator receives their hellos.
     coordinator = f.coordinator()
     seen.wait_for("protofleet_devices_present == 3 and protofleet_round == 1")
     found.note("the first round stands")
@@ -142,7 +142,7 @@ def live_through(f, found, pace, ports):
     found.note("without a coordinator")
     coordinator.start()
     seen.wait_for("protofleet_coordinator_connected == 1 and protofleet_devices_present == 3")
-    seen.wait_for("sum(protofleet_device_outbox_answers) == 0")  # answers on their way are sent again
+    seen.wait_for("sum(protofleet_device_outbox_answers) == 0")  # Answers without a receipt are sent again.
     found.note("stands after a restart")
     goes_on("running after a restart")
     devices["d1"].kill()
@@ -166,10 +166,10 @@ def live_through(f, found, pace, ports):
     with pace.going():
         seen.wait_for('protofleet_round{job="coordinator"} > 2 and protofleet_devices_present == 3')
         seen.wait_until(lambda: shows_progress(found, "the next run"), "a stage with progress, the next run")
-    seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # all are asked, and none works
+    seen.wait_for("changes(protofleet_round[1500ms]) == 0")  # All devices have a task, and no device works.
     devices["d3"].kill()
     lifecycle.revoke(f.fleet.authority(), "d3", "sold")
-    # The new owner starts it, with no answer: an answer that the coordinator refuses would raise another alert.
+    # The new owner starts it without an answer, because a refused answer would raise another alert.
     f.device("d3", metrics_port=ports["d3"], slots=Slots(str(f.folder.parent / "no-slots"), 1), stays=True)
     with pace.going():
         seen.wait_for('protofleet_rejected_total{job="coordinator", reason="unknown_sender"} > 0')
@@ -187,7 +187,7 @@ def shows_progress(found, name, devices=DEVICES):
     """Note the stage and tell whether its samples show a federation that works.
 
     A stage is repeated for up to an hour. On a busy machine a round can take longer than a stage: the stage then
-    shows a round that stands and devices that are silent. An answer is on its way only for a part of each round,
+    shows a round without progress and silent devices. An answer is on its way only for a part of each round,
     so an empty outbox must be seen in between.
     """
     found.note(name)
@@ -222,10 +222,10 @@ def up(port):
 
 
 STORIES = {
-    "a run goes on to its end, and its coordinator is gone until the next": (
+    "a run ends, and there is no coordinator until the next run": (
         [("with the broker again", 40), ("its last words", 1), ("over", 60), ("the next run", 40)], set(),
     ),
-    "a coordinator dies in the middle of a run, and nobody starts it": (
+    "a coordinator dies during a run, and is not started again": (
         [("running", 30), ("without a coordinator", 30)], {"CoordinatorAbsent"},
     ),
     "a coordinator is started again": (
@@ -238,10 +238,10 @@ STORIES = {
     "a device is started again": (
         [("running after a restart", 30), ("with a device that has come back", 60)], set(),
     ),
-    "a device is revoked, and knocks": (
+    "a revoked device still sends hellos": (
         [("the next run", 30), ("with a revoked device", 60)], {"UnknownSenders"},
     ),
-    "the broker is gone for a while": (
+    "the broker is down for some minutes": (
         [("with a device that has come back", 30), ("without a broker", 40), ("with the broker again", 60)],
         {"BrokerDown"},
     ),
@@ -249,15 +249,15 @@ STORIES = {
 
 
 def says_hello(minute: int) -> float:
-    """Return the oldest time at which a device that is alive but quiet can have been heard last.
+    """Return the earliest time of the last message of a device that is alive but quiet.
 
-    Such a device has nothing else to say, or it says hello to a round that stands.
+    Such a device has nothing else to send, or it sends hellos during a round without progress.
     """
     return 60.0 * minute - QUIET_SECONDS
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_exactly_those_alerts_are_raised_that_the_story_is_for(lived, tmp_path, name):
+def test_each_story_raises_exactly_its_alerts(lived, tmp_path, name):
     told, expected = STORIES[name]
     story = [(lived.stages[s], minutes) for s, minutes in told]
     hello = {"protofleet_device_last_seen_timestamp_seconds": says_hello} if "stands" in name else {}
@@ -276,21 +276,19 @@ def test_exactly_those_alerts_are_raised_that_the_story_is_for(lived, tmp_path, 
         (40, BROKERS_END, set()),
     ],
 )
-def test_a_certificate_that_ends_is_told_by_whose_it_is(lived, tmp_path, days, name, expected):
+def test_an_expiring_certificate_raises_the_alert_of_its_owner(lived, tmp_path, days, name, expected):
     running = lived.stages["running"]
     at = min(seen[0][0] for seen in running.values())
     assert who_fires(tmp_path, [(changed(running, name, at + days * DAY), 70)]) == {"Watchdog", *expected}
 
 
 @pytest.mark.parametrize(("mib_a_minute", "expected"), [(4, {"DiskWillFill"}), (1, set())])
-def test_a_disk_that_fills_within_a_day_is_told_and_a_slower_one_is_not(
-    lived, tmp_path, mib_a_minute, expected
-):
+def test_only_a_disk_that_fills_within_a_day_raises_an_alert(lived, tmp_path, mib_a_minute, expected):
     line = {"protofleet_disk_available_bytes": lambda minute: (4096 - mib_a_minute * minute) * 2.0**20}
     assert who_fires(tmp_path, [(lived.stages["running"], 120)], line) == {"Watchdog", *expected}
 
 
-def test_while_it_happened_prometheus_itself_raised_what_waits_for_nothing(lived):
+def test_prometheus_raised_the_alerts_without_a_delay_during_the_run(lived):
     groups = lived.prometheus.ask("rules")["groups"]
     assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
     raised = lived.prometheus.now('max_over_time(ALERTS{alertstate="firing"}[1h])')
@@ -313,7 +311,7 @@ def last(lived, metric):
     }
 
 
-def test_totals_are_those_of_the_whole_run_though_its_coordinator_died(lived):
+def test_totals_cover_the_whole_run_although_its_coordinator_was_killed(lived):
     summary, lines = json.loads((lived.run / "summary.json").read_text()), lines_of(lived.run)
     for metric, total in (("run_bytes", "payload"), ("run_wire_bytes", "wire")):
         found = last(lived, f"protofleet_{metric}_total")
@@ -324,10 +322,10 @@ def test_totals_are_those_of_the_whole_run_though_its_coordinator_died(lived):
     assert last(lived, "protofleet_updates_total")["accepted",] == answered
     assert last(lived, "protofleet_rounds_repeated_total") == {(): sum(line["attempt"] for line in lines)}
     given = {"query": "resets(protofleet_run_bytes_total[1h]) > 0", "time": str(lived.over)}
-    assert lived.prometheus.ask("query", **given)["result"] == [], "no counter has begun anew"
+    assert lived.prometheus.ask("query", **given)["result"] == [], "no counter was reset"
 
 
-def test_the_last_evaluation_is_seen_and_kinds_of_earlier_rounds_are_gone(lived):
+def test_the_last_scrape_has_the_last_evaluation_and_no_kinds_of_earlier_rounds(lived):
     evaluation = lines_of(lived.run)[-1]
     assert evaluation["kind"] == "evaluation"
     by_domain = {(d, "test", "global"): v for d, v in evaluation["accuracy"]["global"].items()}
@@ -351,8 +349,8 @@ def as_its_source_asks(lived, target):
     query = re.sub(r"\$(run|device|domain|view|method)\b", ".*", target["expr"])
     step = max(INTERVAL, round((lived.ended - lived.prometheus.began) / 200))
     query = query.replace("$__rate_interval", f"{max(step + INTERVAL, 4 * INTERVAL):g}s")
-    assert "$" not in query, f"a variable of Grafana's that nothing is put in place of: {query}"
-    if target["instant"]:  # at the end of the panel's time
+    assert "$" not in query, f"a variable of Grafana that is not replaced:  {query}"
+    if target["instant"]:  # At the end of the time span of the panel.
         at = lived.ended
         return lived.prometheus.ask("query", query=query, time=str(at))["result"]
     times = {"start": str(lived.prometheus.began), "end": str(lived.ended), "step": str(step)}
@@ -372,7 +370,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize(("name", "panel", "target"), list(panels()))
-def test_each_panel_has_something_to_show(lived, name, panel, target):
+def test_each_panel_has_data(lived, name, panel, target):
     found = as_its_source_asks(lived, target)
     values = [float(v) for one in found for _, v in one.get("values", [one.get("value")])]
     if target["expr"] not in EMPTY:
@@ -384,8 +382,8 @@ def expression(name, title, number=0):
     return panel["targets"][number]
 
 
-def test_fedavg_saves_nothing_against_itself(lived):
-    """It does not cost more either, except for what is sent again after its coordinator or its broker died."""
+def test_fedavg_saves_no_bytes_compared_with_fedavg(lived):
+    """FedAvg does not cost more either, except for messages that are sent again after a crash."""
     undisturbed = max(seen[-1][0] for seen in lived.stages["running"].values())
     for name in ("federation", "bytes"):
         for one in as_its_source_asks(lived, expression(name, "Saved against FedAvg")):
@@ -393,7 +391,7 @@ def test_fedavg_saves_nothing_against_itself(lived):
             assert all(-0.1 < float(value) <= 0.0 for _, value in one["values"]), one["metric"]
 
 
-def test_mean_accuracy_is_of_each_view_alone(lived):
+def test_mean_accuracy_is_shown_for_each_view_separately(lived):
     found = as_its_source_asks(lived, expression("federation", "Mean accuracy"))
     assert {one["metric"]["view"] for one in found} == {"global", "personal"}
 
@@ -416,7 +414,7 @@ def by_device(lines):
     return found
 
 
-def test_bytes_by_device_are_those_of_rounds_jsonl_to_the_byte(lived):
+def test_bytes_by_device_equal_the_bytes_in_rounds_jsonl(lived):
     lines = lines_of(lived.run)
     for line in lines:
         total = Counter()
@@ -427,7 +425,7 @@ def test_bytes_by_device_are_those_of_rounds_jsonl_to_the_byte(lived):
         seen[-1][0] for seen in lived.stages["its last words"].values() if seen[-1][0] < lived.over
     )
     whole, single = (f"All bytes of {what}, by device, kind and direction" for what in ("the run", "a round"))
-    assert shown_at(lived, whole, last_scrape) == by_device(lines), "though its coordinator died"
+    assert shown_at(lived, whole, last_scrape) == by_device(lines), "although its coordinator was killed"
     assert shown_at(lived, single, last_scrape) == by_device(lines[-1:])
     scrapes = {
         at

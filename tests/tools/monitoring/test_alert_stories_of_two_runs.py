@@ -1,4 +1,4 @@
-"""The alerts of one run of a queue are raised for that run alone, while the other run goes on with the same devices.
+"""The alerts of one run of a queue are raised only for that run, while the other run continues with the same devices.
 
 The processes and Prometheus are real, and the samples are stretched as in test_alert_stories.
 """
@@ -29,15 +29,15 @@ DEVICES, GROUP = ("one", "two"), '[select]\ngroups = ["hall"]\n'
 LONG = EXPERIMENT.replace("rounds = 2", "rounds = 9000").replace("[policy]", "[policy]\npause_seconds = 0.1")
 
 
-# The last round of a run that stands would be stretched too, and a hello in it repeats a task and its answer.
+# The last round of a run without progress would be stretched too; a hello in it repeats a task and its answer.
 USUAL_BYTES = {"protofleet_round_wire_bytes": lambda minute: 80_000.0}
 
-# The times of the round and of the last message of each device; they change while a run goes on.
+# The times of the round and of the last message of each device; they change while a run makes progress.
 MOVING = ("protofleet_round_since_timestamp_seconds", "protofleet_device_last_seen_timestamp_seconds")
 
 
 def going_on(seen, runs):
-    """Return a stage in which these runs go on, all devices send messages and no answer stays on its way.
+    """Return a stage in which these runs make progress, all devices send messages and all answers get receipts.
 
     On a busy machine a round may be longer than a stage, so each further try is longer.
     """
@@ -106,7 +106,7 @@ def stages(tmp_path_factory):
     ],
     ids=["nothing", "a run lacks devices", "a run cannot go on"],
 )
-def test_an_alert_of_a_run_is_raised_for_that_run_alone(stages, tmp_path, names, expected):
+def test_an_alert_of_a_run_is_raised_only_for_that_run(stages, tmp_path, names, expected):
     story = [(stages[name], 30) for name in names]
     # Alerts of no run belong to the machine, such as BrokerDropping on a busy one.
     of_runs = {(alert, run) for alert, run in which_fire(tmp_path, story, USUAL_BYTES) if run}

@@ -1,4 +1,4 @@
-"""Each alert is raised by its cause and by nothing else, as Prometheus' own rule tests show, from one table."""
+"""Each alert is raised only by its cause: one table has the cases for the rule tests of Prometheus."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ROUNDS = {
     'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
 }
 SINCE = 'protofleet_round_since_timestamp_seconds{instance="c"}'
-NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # it is set in a pause
+NEXT = 'protofleet_round_next_timestamp_seconds{instance="c"}'  # This metric is set in a pause.
 PAUSED = 'protofleet_run_paused{instance="c"}'
 SESSION = 'protofleet_coordinator_connected{instance="c"}'
 PRESENT, QUORUM = 'protofleet_devices_present{instance="c"}', 'protofleet_quorum{instance="c"}'
@@ -101,7 +101,7 @@ CASES = {
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x40 1x20", STARTED: "0x39 2340x20",
          RUN_INFO % ("a", "c"): "1x60", RUN_INFO % ("b", "e"): "1x60"}, 45,
     ),
-    # The coordinator is stopped in order many times, for a backup, a restore and another method.
+    # The coordinator is stopped cleanly many times, for a backup, a restore and another method.
     "CoordinatorRestarting": (
         {UNCLEAN: "0x3 240x3 480x3 720x20"},
         {UNCLEAN: "0x3 240x3 480x30", STARTED: "0x3 240x3 480x3 720x20"}, 14,
@@ -212,7 +212,7 @@ CASES = {
 }  # fmt: skip
 
 
-# A run of a queue, and a second one that goes on well.
+# A run of a queue, and a second run that makes progress.
 BLUE, RED = ({name: one.replace("{", f'{{run="{run}", ', 1) for name, one in {
     "since": SINCE, "present": PRESENT, "quorum": QUORUM, "next": NEXT, "seen": SEEN, "over": FINISHED,
     "patience": 'protofleet_patience_seconds{instance="c"}', "info": RUN_INFO % ("a", "c"), "good": GOOD,
@@ -258,13 +258,13 @@ def test_every_alert_has_a_case():
     assert sorted(CASES) == sorted(names())
 
 
-def test_every_alert_says_what_it_means_and_what_to_do():
+def test_every_alert_has_a_meaning_and_instructions():
     text = (RULES / "alerts.yml").read_text()
     for what in ("meaning", "look_at", "what_to_do"):
-        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has no `look_at`
+        assert text.count(f" {what}: ") >= len(names()) - 1, what  # Watchdog has no `look_at`.
 
 
-def test_the_page_of_operations_has_the_alerts_as_the_rules_say_them():
+def test_the_page_of_operations_has_the_alerts_of_the_rules():
     assert alerts.generate(alerts.PAGE.read_text()) == alerts.PAGE.read_text(), (
         "run python -m tools.pages.alerts"
     )
@@ -282,8 +282,8 @@ def test_every_alert_links_to_its_entry_in_the_page():
 @pytest.mark.slow
 @needs_promtool
 @pytest.mark.parametrize("page", ["", "https://wiki.example/operations.md"])
-def test_what_is_said_of_a_disk_is_what_is_left_of_it_and_where_its_entry_is(tmp_path, page):
-    """The text does not tell how far below zero the space will be in a day."""
+def test_the_alert_of_a_disk_has_its_free_space_and_the_link_to_its_entry(tmp_path, page):
+    """The text does not contain the negative space that a prediction gives."""
     left = 8_000_000_000 - 240 * 10_000_000
     expected = {
         "summary": f"the disk of c has {left / 2**30:.4g}GiB left",
@@ -319,7 +319,7 @@ def alert_annotations(folder, name, series, minutes, page):
 
 
 @needs_promtool
-def test_prometheus_takes_the_settings(tmp_path):
+def test_prometheus_accepts_the_settings(tmp_path):
     copy = shutil.copytree(FOLDER, tmp_path / "prometheus")
     (copy / "targets").mkdir()
     (copy / "targets" / "devices.json").write_text('[{"targets": ["d1:9100"], "labels": {"device": "d1"}}]')
@@ -332,7 +332,7 @@ def test_prometheus_takes_the_settings(tmp_path):
 @pytest.mark.slow
 @needs_promtool
 @pytest.mark.parametrize("raised", [True, False], ids=["raises", "does_not_raise"])
-def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, raised):
+def test_each_alert_is_raised_only_by_its_cause(tmp_path, raised):
     """An alert test of promtool compares all labels, but here only the name counts, so the test queries ALERTS."""
     cases = [
         (name, guilty if raised else innocent, minutes) for name, (guilty, innocent, minutes) in CASES.items()
@@ -355,7 +355,7 @@ def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, ra
 
 
 @needs_promtool
-def test_a_prometheus_that_is_set_up_by_the_page_of_the_first_day_loads_the_rules_and_the_targets(tmp_path):
+def test_prometheus_loads_rules_and_targets_with_the_settings_of_day_0(tmp_path):
     hosts = ("--broker", "10.0.0.10", "--coordinator", "10.0.0.10", "--device", "board-1=10.0.0.11")
     assert main(["init", str(tmp_path / "fleet"), *hosts]) == 0
     page = (RULES.parents[3] / "docs/day-0.md").read_text()
@@ -371,4 +371,4 @@ def test_a_prometheus_that_is_set_up_by_the_page_of_the_first_day_loads_the_rule
     assert done.returncode == 0 and "2 rule files found" in said, said
     assert all(f"{tmp_path}/rules/{path.name}" in said for path in RULES.glob("*.yml")), said
     (tmp_path / "targets.json").write_text("{}")
-    assert subprocess.run(checked, capture_output=True, check=False).returncode, "the targets are read, too"
+    assert subprocess.run(checked, capture_output=True, check=False).returncode, "the targets are checked too"

@@ -1,4 +1,4 @@
-"""The dashboards fit Grafana's own types and query only metrics that the code shows."""
+"""The dashboards fit Grafana's own types and query only metrics that the code exports."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def texts():
 
 
 def missing(ours, theirs, where=""):
-    """Return the places in `ours` that `theirs` lacks or has otherwise; `theirs` may have more keys."""
+    """Return the places in `ours` that are missing or different in `theirs`; `theirs` may have more keys."""
     if isinstance(ours, dict):
         if not isinstance(theirs, dict):
             return [where]
@@ -58,12 +58,12 @@ def as_grafana_reads():
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_grafanas_own_types_know_every_word_of_a_dashboard(name, as_grafana_reads):
+def test_the_types_of_grafana_accept_every_key_of_a_dashboard(name, as_grafana_reads):
     ours = json.loads(generate()[f"{name}.json"])
     assert missing(ours, as_grafana_reads(ours)) == []
 
 
-def test_a_word_that_grafana_does_not_know_is_found(as_grafana_reads):
+def test_a_key_that_grafana_does_not_know_is_found(as_grafana_reads):
     page = DASHBOARDS["fleet"]()
     page["panels"][4]["fieldConfig"]["defaults"]["custom"]["drawstyle"] = "line"
     page["refrsh"] = "10s"
@@ -71,13 +71,13 @@ def test_a_word_that_grafana_does_not_know_is_found(as_grafana_reads):
     assert [m.split(":")[0] for m in found] == [".panels[4].fieldConfig.defaults.custom.drawstyle", ".refrsh"]
 
 
-def test_the_files_are_those_that_the_source_writes():
+def test_the_dashboard_files_equal_the_generated_files():
     """If this fails, write the files again with `python -m tools.monitoring`."""
     assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == generate()
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_panels_lie_side_by_side_within_the_grid(name):
+def test_panels_do_not_overlap_and_are_within_the_grid(name):
     taken = set()
     for panel in DASHBOARDS[name]()["panels"]:
         place = panel["gridPos"]
@@ -86,7 +86,7 @@ def test_panels_lie_side_by_side_within_the_grid(name):
         taken |= cells
 
 
-def test_every_query_and_rule_asks_for_metrics_that_there_are():
+def test_every_query_and_rule_uses_existing_metrics():
     known = {
         *DOCUMENTED,
         *RECORDED,
@@ -95,11 +95,11 @@ def test_every_query_and_rule_asks_for_metrics_that_there_are():
     for where, text in texts():
         for name in re.findall(r"\bprotofleet[_:][\w:]+", text):
             assert name in known or name.rstrip(":") == "protofleet-", (
-                f"{where} asks for {name}, which nobody shows"
+                f"{where} uses {name}, which no process exports"
             )
 
 
-def test_what_a_label_is_asked_to_be_can_be():
+def test_every_query_uses_existing_labels():
     for where, text in texts():
         for name, inside in re.findall(r"\b(protofleet_\w+)\{([^}]*)\}", text):
             kind_and_labels = DOCUMENTED.get(name) or DOCUMENTED.get(re.sub("_(bucket|sum|count)$", "", name))
@@ -110,7 +110,7 @@ def test_what_a_label_is_asked_to_be_can_be():
             )
 
 
-def test_a_user_chooses_runs_and_each_panel_about_runs_shows_only_these():
+def test_each_panel_about_runs_shows_only_the_selected_runs():
     """A coordinator of one run has no label `run`: with all runs chosen, its series are shown too."""
     for name in ("federation", "bytes"):
         page = DASHBOARDS[name]()

@@ -12,13 +12,13 @@ CURVE = {
 }
 
 
-def test_the_goal_is_reached_at_the_first_round_with_this_accuracy_and_later_rounds_do_not_count():
+def test_a_run_reaches_the_goal_at_its_first_round_with_the_accuracy():
     found = tool.figures_of(CURVE, 0.55, 4.0)
     assert (found["seconds"], found["bytes"], found["reached"]) == (2.0, 20, 1.0)
     assert (found["accuracy"], found["all_bytes"], found["rounds"]) == (60.0, 30, 3)
 
 
-def test_a_run_that_never_reaches_the_goal_counts_as_a_whole():
+def test_a_run_that_never_reaches_the_goal_is_counted_completely():
     found = tool.figures_of(CURVE, 0.8, 4.0)
     assert (found["seconds"], found["bytes"], found["reached"]) == (3.0, 30, 0.0)
 

@@ -68,7 +68,7 @@ def test_new_runs_replace_the_figures_of_their_method_only(figures, tmp_path):
     assert json.loads(figures.read_text())["methods"][0]["seeds"] == [1, 2, 3, 4]
 
 
-def test_what_cannot_be_compared_is_refused_with_the_way_out(tmp_path):
+def test_runs_that_cannot_be_compared_are_refused_with_the_fix(tmp_path):
     path, odd = tmp_path / "f.json", {"small": (7, {1: 0.5})}
     folders = runs_of(tmp_path, "proto", odd)
     for experiments, words in (
@@ -90,7 +90,7 @@ def test_the_page_has_the_figures_and_each_method_has_a_table(figures):
     assert "**proto** (`p.toml --set x=1`" in page and page.count(tool.HEAD) == 2
 
 
-def test_the_command_and_the_front_page_say_what_the_figures_say(capsys):
+def test_the_command_and_the_readme_show_the_stored_figures(capsys):
     figures = read_measured()
     assert main(["codecs", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["measured"]] == [
@@ -113,5 +113,5 @@ def test_the_command_and_the_front_page_say_what_the_figures_say(capsys):
 @pytest.mark.parametrize(
     ("seeds", "words"), [([3], "seed 3"), ([1, 2, 3], "seeds 1 to 3"), ([1, 3], "seeds 1, 3")]
 )
-def test_seeds_are_said_in_few_words(seeds, words):
+def test_consecutive_seeds_are_written_as_a_range(seeds, words):
     assert seed_text(seeds) == words

@@ -20,7 +20,7 @@ def sweep(runs, name, *trials):
     (folder / "trials.json").write_text(json.dumps({"trials": trials}))
 
 
-def test_validation_chooses_and_the_test_accuracies_of_the_seeds_are_paired(tmp_path):
+def test_validation_chooses_the_trial_and_test_accuracies_are_paired_by_seed(tmp_path):
     sweep(tmp_path, "a", trial(0.1, [0.6, 0.6], [0.5, 0.7]), trial(0.2, [0.5, 0.5], [0.9, 0.9]))
     sweep(tmp_path, "b", trial(0.2, [0.1, 0.1], [0.1, 0.1]), trial(0.05, [0.3, 0.3], [0.4, 0.5]))
     first, second = (read_method(Entry(name, name), tmp_path) for name in "ab")
@@ -43,7 +43,7 @@ def test_a_rate_inside_the_grid_has_no_mark_and_a_gain_has_a_plus(tmp_path):
     assert second.row("", first)[2:5] == ["0.2", "90.0", "+10.0"]
 
 
-def test_a_trial_without_a_result_of_each_seed_is_never_chosen_and_named(tmp_path):
+def test_a_trial_without_a_result_of_each_seed_is_named_and_never_chosen(tmp_path):
     sweep(tmp_path, "a", trial(0.1, [0.2, 0.2], [0.2, 0.2]), trial(0.2, [0.9], [0.9]), trial(0.5, [], []))
     found = read_method(Entry("a", "a"), tmp_path)
     assert found.row("", found)[2:] == [
@@ -52,7 +52,7 @@ def test_a_trial_without_a_result_of_each_seed_is_never_chosen_and_named(tmp_pat
 
 
 @pytest.mark.parametrize(("way", "rate"), [("classifier", "0.1"), ("prototype", "0.2")])
-def test_trials_that_predict_in_another_way_belong_to_another_row(tmp_path, way, rate):
+def test_trials_with_another_inference_belong_to_another_row(tmp_path, way, rate):
     ways = {"classifier": 0.1, "prototype": 0.2}
     sweep(
         tmp_path, "a",
@@ -62,7 +62,7 @@ def test_trials_that_predict_in_another_way_belong_to_another_row(tmp_path, way,
     assert found.rate.startswith(rate) and len(found.trials) == 1
 
 
-def test_both_tables_have_a_row_for_each_method_and_the_second_names_commit_and_experiment(tmp_path):
+def test_both_tables_have_a_row_for_each_method_and_the_second_has_the_origin(tmp_path):
     for name in {entry.sweep for entries in SETTINGS.values() for entry in entries}:
         runs = [f"{name}-{seed}" for seed in (1, 2)]
         for number, run in enumerate(runs):
@@ -80,5 +80,5 @@ def test_both_tables_have_a_row_for_each_method_and_the_second_names_commit_and_
     assert shown.count("| commit-1 | sources-1 | experiment-1 |") == rows
 
 
-def test_a_bar_in_a_cell_does_not_end_it():
+def test_a_bar_in_a_cell_is_escaped():
     assert markdown(("a", "b"), [["x|y", "1"]], ("b",)) == "| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n"

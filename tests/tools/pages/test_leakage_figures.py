@@ -22,7 +22,7 @@ def test_each_stored_method_exists_and_has_a_figure_or_a_reason():
         assert one.worst or one.missing or not catalog.load(name).arrays
 
 
-def test_every_membership_figure_has_its_control_and_a_control_at_chance_is_not_struck_out():
+def test_a_membership_figure_is_sound_if_its_control_includes_chance():
     rows = [row for one in read_measured_leakage().values() for row in one.worst if row.measure == "AUC"]
     assert len(rows) > 10
     for row in rows:
@@ -30,7 +30,7 @@ def test_every_membership_figure_has_its_control_and_a_control_at_chance_is_not_
         assert row.sound == (row.control_low <= 0.5 <= row.control_high)
 
 
-def test_figures_of_one_method_are_replaced_and_the_others_stay(tmp_path):
+def test_new_figures_replace_only_the_figures_of_their_method(tmp_path):
     path = tmp_path / "figures.json"
     tool.write_method("b", {"x": 1}, path)
     tool.write_method("a", {"x": 2}, path)
@@ -39,7 +39,7 @@ def test_figures_of_one_method_are_replaced_and_the_others_stay(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
-def test_the_description_of_a_method_shows_what_was_measured(method, capsys):
+def test_the_description_of_a_method_shows_its_measured_attacks(method, capsys):
     assert main(["methods", method]) == 0
     said = capsys.readouterr().out
     assert "An answer gives away" in said

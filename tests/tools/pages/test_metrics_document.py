@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the code writes, and describes every metric that a run shows to Prometheus."""
+"""docs/metrics.md equals the generated page, and describes every metric that a run exports to Prometheus."""
 
 import re
 import time
@@ -35,7 +35,7 @@ MEANINGS = {name: words for name, _, _, words in ROWS}
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """Return all metrics that a coordinator and a device show after a run, with every source of metrics present."""
+    """Return all metrics that a coordinator and a device export after a run, with every source of metrics present."""
     folder = tmp_path_factory.mktemp("metrics")
     budget = BudgetSettings(bytes_per_device=10**9, price_per_gb=2.0)
     run = simulation(folder / "run", "fedavg", budget=budget)
@@ -63,15 +63,15 @@ def named(families):
         yield family.name + ("_total" if family.type == "counter" else ""), family
 
 
-def test_the_page_is_the_one_that_the_source_writes():
+def test_the_page_of_metrics_equals_the_generated_page():
     """If this fails, write the page again with `python -m tools.pages.metrics`."""
     assert PAGE.read_text() == generate()
 
 
-def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_meaning(shown):
+def test_every_exported_metric_is_on_the_page_with_type_labels_and_meaning(shown):
     for name, family in named(chain(*shown.values())):
         assert name in DOCUMENTED, (
-            f"{name} is not on the page: tools/pages/metrics.py does not know who shows it"
+            f"{name} is not on the page: tools/pages/metrics.py does not know its source"
         )
         kind, labels = DOCUMENTED[name]
         assert (kind, MEANINGS[name]) == (family.type, meaning(family.documentation)), name
@@ -79,13 +79,13 @@ def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_mean
             assert {*sample.labels} - {"le"} == {*labels}, f"{name} has the labels {sorted(sample.labels)}"
 
 
-def test_nothing_is_on_the_page_that_nobody_shows(shown):
+def test_every_metric_on_the_page_is_exported(shown):
     assert DOCUMENTED.keys() - {name for name, _ in named(chain(*shown.values()))} == set()
     assert len(ROWS) == len(DOCUMENTED), "a name is on the page twice"
 
 
-def test_a_devices_name_is_a_label_on_four_gauges_and_three_counters_only():
-    """The page says so too."""
+def test_only_four_gauges_and_three_counters_have_the_label_device():
+    """The page states the same numbers."""
     assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == [
         "gauge",
         "gauge",
@@ -97,13 +97,13 @@ def test_a_devices_name_is_a_label_on_four_gauges_and_three_counters_only():
     ]
 
 
-def test_no_process_shows_a_name_twice(shown):
+def test_no_process_exports_a_metric_twice(shown):
     for who, families in shown.items():
         names = [family.name for family in families]
         assert {name for name in names if names.count(name) > 1} == set(), who
 
 
-def test_the_certificates_end_is_shown_as_it_is(shown):
+def test_the_expiry_of_the_certificate_is_exported(shown):
     name = "protofleet_certificate_expiry_timestamp_seconds"
     ends = next(family for family in shown["coordinator"] if family.name == name).samples[0].value
     assert 364 < (ends - time.time()) / 86_400 < 366
@@ -119,7 +119,7 @@ def series(metrics, name):
 
 
 @pytest.mark.slow
-def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
+def test_the_class_holders_are_exported_if_the_method_counts_them(tmp_path):
     run = simulation(tmp_path, "fedhp")
     metrics = Metrics(run.service.run.view)
     keep_journal(run.service.run, [metrics])
@@ -131,7 +131,7 @@ def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
     assert {k: v for k, v in series(metrics, "protofleet_class_holders").items() if v} == held
 
 
-def test_an_answer_to_an_earlier_round_is_as_many_rounds_behind(tmp_path):
+def test_the_staleness_of_a_late_answer_is_the_number_of_rounds_since_its_task(tmp_path):
     run = simulation(tmp_path, "fedavg").run()
     metrics = Metrics(run.service.run.view)
     late = {"device": "d", "phase": "train", "verdict": "late", "reason": ""}

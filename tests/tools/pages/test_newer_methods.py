@@ -44,7 +44,7 @@ def figures(tmp_path):
     return tmp_path / "f.json"
 
 
-def test_the_value_with_the_best_validation_is_chosen_and_not_that_with_the_best_test(figures):
+def test_the_value_with_the_best_validation_accuracy_is_chosen(figures):
     for row in tool.read_measured(figures):
         _, values = tool.grid_of(row.experiment)
         assert [one.value for one in row.tried] == values and row.chosen.value == values[BEST]
@@ -62,7 +62,7 @@ def test_a_chosen_value_at_the_end_of_its_grid_is_marked(tmp_path):
     assert tool.chosen_value(tool.read_measured(tmp_path / "f.json")[0]) == "`lr` 0.15, the grid's end"
 
 
-def test_a_row_is_compared_with_the_baseline_in_the_same_view_and_over_the_seeds_of_both(figures):
+def test_a_row_is_compared_with_the_baseline_in_the_same_view_and_with_equal_seeds(figures):
     rows = tool.read_measured(figures)
     assert [(one.view, one.experiment, one.seeds) for one in rows] == [
         ("global", "digits-fedavg", (1, 2, 3)),

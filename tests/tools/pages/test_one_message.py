@@ -102,7 +102,7 @@ def test_a_row_without_runs_keeps_its_figures(row, tmp_path, capsys):
     assert "Small:" in capsys.readouterr().out
 
 
-def test_a_chosen_default_takes_the_run_of_the_file(row, tmp_path):
+def test_a_chosen_default_uses_the_run_of_the_experiment_file(row, tmp_path):
     better = {**FOUND, "0.01": ([0.9] * 3, [0.8, 0.7, 0.9])}
     search(tmp_path, better)
     runs_of(tmp_path, value="")
@@ -110,7 +110,7 @@ def test_a_chosen_default_takes_the_run_of_the_file(row, tmp_path):
     assert found.chosen == found.default == "0.01" and found.is_end and found.test == (80, 70, 90)
 
 
-def test_a_row_without_a_sweep_has_nothing_to_search(row, tmp_path):
+def test_a_row_without_a_sweep_shows_nothing_to_search(row, tmp_path):
     row.sweep.unlink()
     runs_of(tmp_path, value="")
     (found,) = figures(row, tmp_path)
@@ -118,7 +118,7 @@ def test_a_row_without_a_sweep_has_nothing_to_search(row, tmp_path):
     assert tool.chosen_value(found) == "nothing to search" and found.test_at_default == found.test
 
 
-def test_heads_of_devices_alone_have_no_runs_and_no_bytes(row, tmp_path):
+def test_a_row_of_single_devices_has_no_runs_and_no_bytes(row, tmp_path):
     search(tmp_path, FOUND, "alone.json", all_domains=[0.25])
     (found,) = figures(replace(row, alone=True), tmp_path)
     assert found.test == (80, 70, 90) and found.every_domain == (25, 25, 25) and found.reports == "personal"
@@ -146,21 +146,21 @@ def test_each_row_of_the_page_has_its_figures_and_their_origin():
             assert len(origin) == 12 and int(origin, 16) and origin in PAGE
 
 
-def test_the_figures_of_fedavg_from_scratch_are_those_of_the_results_page():
+def test_the_figures_of_fedavg_equal_the_figures_of_the_results_page():
     results = (tool.DOCS / "results.md").read_text(encoding="utf-8")
     (accuracy, wire) = re.search(r"has (\S+ ± \S+) % with (\S+ MB) on the wire", PAGE).groups()
     assert re.search(rf"^\| digits-fedavg \| fedavg \| global .* {accuracy} \|$", results, re.M)
     assert re.search(rf"^\| digits-fedavg \|.*\| {wire} \|", results, re.M)
 
 
-def test_each_row_tries_eight_values_and_more_if_the_end_of_a_grid_is_chosen():
+def test_each_row_has_at_least_eight_values_and_more_if_the_last_is_chosen():
     for row in read_measured():
         assert not row.is_end or len(row.tried) > 8, row.label
         assert not row.setting or len(row.tried) >= 8 or row.setting == "method.metric", row.label
         assert all(len(one.validation) == len(one.test) == len(row.draws) for one in row.tried)
 
 
-def test_a_file_of_a_row_has_the_chosen_value_unless_the_server_chooses():
+def test_the_experiment_of_a_row_has_the_chosen_value_unless_the_server_chooses():
     root = Path(tool.__file__).parents[2]
     runs = [row for row in read_measured() if row.setting and row.messages]
     assert len(runs) > 8
@@ -170,7 +170,7 @@ def test_a_file_of_a_row_has_the_chosen_value_unless_the_server_chooses():
         assert in_file == (row.chosen if row.default else ""), row.label
 
 
-def test_a_row_that_is_beaten_in_bytes_and_accuracy_is_not_on_the_front():
+def test_a_row_with_more_bytes_and_less_accuracy_is_not_on_the_front():
     def made(label, size, accuracy):
         return replace(ONE, label=label, arrays_up=size, test=(accuracy,))
 
@@ -184,7 +184,7 @@ ONE = MeasuredRow(
 )  # fmt: skip
 
 
-def test_figures_that_are_damaged_are_named(tmp_path):
+def test_damaged_figures_are_refused_with_their_place(tmp_path):
     (tmp_path / "f.json").write_text(json.dumps({"rows": [{"table": 1}]}))
     with pytest.raises(SettingsError, match=r"rows\[0\]"):
         read_measured(tmp_path / "f.json")

@@ -16,7 +16,7 @@ def test_the_page_has_the_figures():
     assert tool.generate(text) == text, "run python -m tools.pages.other_features"
 
 
-def test_each_table_has_all_its_rows_and_each_row_has_three_draws_and_a_recorded_origin():
+def test_each_table_has_its_rows_and_each_row_has_three_draws_and_an_origin():
     tables = {row.table for row in ROWS}
     assert [(row.table, row.label) for row in ROWS] == [
         (row.table, row.label) for row in tool.ROWS if row.table in tables
@@ -28,7 +28,7 @@ def test_each_table_has_all_its_rows_and_each_row_has_three_draws_and_a_recorded
         )
 
 
-def test_figures_whose_runs_are_missing_stay_and_are_written_in_the_order_of_the_tables(tmp_path):
+def test_figures_without_runs_are_kept_in_the_order_of_the_tables(tmp_path):
     path = tmp_path / "figures.json"
     write_figures_file(path, {"rows": [asdict(row) for row in reversed(ROWS)]})
     tool.write_figures(tmp_path, tmp_path, path, tool.ROWS)
@@ -43,7 +43,7 @@ def test_a_layer_is_compared_with_block_10_draw_by_draw():
     assert "| not measured |" in tool.layer_table([row], [])
 
 
-def test_the_best_value_of_a_grid_by_validation_is_the_one_that_is_shown():
+def test_the_value_with_the_best_validation_is_shown():
     for row in ROWS:
         (shown,) = [one for one in row.tried if one.value == row.chosen]
         best = max(fmean(one.validation) for one in row.tried)

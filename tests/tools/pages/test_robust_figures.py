@@ -1,4 +1,4 @@
-"""The tables of docs/robust.md are those of the measured lines, and a cell that is not measured stays empty."""
+"""The tables of docs/robust.md have the measured lines, and a cell without a measurement stays empty."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_the_page_has_the_tables_of_the_measured_lines(tmp_path, monkeypatch):
     assert read(), "the lines are in the repository"
 
 
-def test_a_cost_is_the_mean_of_the_differences_seed_by_seed():
+def test_a_cost_is_the_mean_of_the_differences_of_equal_seeds():
     found = found_of(
         line(seed=1, accuracy=50.0), line(seed=2, accuracy=60.0), line(seed=3, accuracy=99.0),
         line(rule="trimmed", attack="ALIE", seed=1, accuracy=40.0),
@@ -40,7 +40,7 @@ def test_a_cost_is_the_mean_of_the_differences_seed_by_seed():
 @pytest.mark.parametrize("numbers, text", [
     ([], ""), ([1.0], "1.0 (1)"), ([1.0, 2.0, 3.0, 4.0, 5.0], "3.0 ± 1.6"),
 ])  # fmt: skip
-def test_a_mean_of_fewer_than_five_seeds_says_of_how_many(numbers, text):
+def test_a_mean_of_fewer_than_five_seeds_shows_the_number_of_seeds(numbers, text):
     assert words(numbers) == text
 
 

@@ -1,4 +1,4 @@
-"""A link of a built page that leads nowhere is found."""
+"""A link of a built page to a missing target is found."""
 
 import pytest
 
@@ -20,13 +20,13 @@ def site(tmp_path):
     "link",
     ["b.html", "b.html#top", "b.html#old", "#here", "a%20b.txt", "https://example.org/x#y", "mailto:a@b.c"],
 )
-def test_a_good_link_is_none_of_them(site, link):
+def test_a_good_link_is_not_reported(site, link):
     (site / "a.html").write_text(f'<p id="here"><a href="{link}">x</a></p>')
     assert broken_links(site) == []
 
 
 @pytest.mark.parametrize("link", ["c.html", "b.html#bottom", "#there", "sub/b.html", "c.png"])
 @pytest.mark.parametrize("tag", ['<a href="{}">', '<img src="{}">', '<script src="{}"></script>'])
-def test_a_bad_link_is_named_with_its_page_once(site, tag, link):
+def test_a_broken_link_is_reported_once_with_its_page(site, tag, link):
     (site / "a.html").write_text(tag.format(link) * 2)
     assert broken_links(site) == [f"a.html links to {link}, where nothing is"]

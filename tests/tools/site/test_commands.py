@@ -18,7 +18,7 @@ def help_of(*words):
 
 
 def every_command(*words):
-    """Return all commands that `--help` lists, and those of them that have commands themselves."""
+    """Return all commands that `--help` lists, and the commands below these commands."""
     listed = re.search(r"^  (?:COMMAND|STEP)\n((?:    .*\n)+)", help_of(*words), re.MULTILINE)
     found = [words]
     for name in re.findall(r"^    (\S+)", listed[1], re.MULTILINE) if listed else ():
@@ -37,7 +37,7 @@ def test_every_command_has_a_section():
 
 
 @pytest.mark.parametrize("words", every_command(), ids=" ".join)
-def test_a_section_has_the_options_of_its_command_and_no_other(words):
+def test_a_section_has_exactly_the_options_of_its_command(words):
     section = sections()[words]
     options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", help_of(*words), re.MULTILINE)) - {"--help"}
     cells = re.findall(r"^\| (`.+`) \|.*\|$", section, re.MULTILINE)
@@ -52,7 +52,7 @@ def test_the_usage_does_not_depend_on_the_terminal(monkeypatch):
     assert commands_page(parser()) == before
 
 
-def test_only_code_means_something_in_the_text_of_a_help():
+def test_only_code_keeps_its_markup_in_the_text_of_a_help():
     assert (
         as_prose("<name>-s<seed>, a|b, _x_ and\n  `a|b_c`") == r"\<name\>-s\<seed\>, a\|b, \_x\_ and `a\|b_c`"
     )

@@ -1,4 +1,4 @@
-"""The navigation of the site is what docs/README.md says."""
+"""The navigation of the site has the structure of docs/README.md."""
 
 from tools.site.index import Group, read_sections
 
@@ -35,7 +35,7 @@ def sections():
     return read_sections(INDEX.replace("or with [first.md](first.md)", ""), "docs/README.md", PAGES)
 
 
-def test_a_heading_is_a_section_with_the_pages_that_it_links_to():
+def test_a_heading_makes_a_section_with_the_pages_of_its_links():
     assert [(section.title, section.pages) for section in sections()] == [
         ("Tutorials", ("docs/first.md",)),
         ("How-to guides", ("docs/second.md", "docs/third.md", "docs/fourth.md")),

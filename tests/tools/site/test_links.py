@@ -39,7 +39,7 @@ def links(tmp_path):
         ("```text\n[a](../nowhere.md)\n```", "```text\n[a](../nowhere.md)\n```"),
     ],
 )
-def test_a_link_leads_to_the_same_in_the_site(links, link, there):
+def test_a_link_has_the_same_target_in_the_site(links, link, there):
     assert (
         links.rewrite("docs/a.md", f"Before {link} after.\n") == f"Before {there} after.\n" or link[0] == "`"
     )
@@ -47,19 +47,19 @@ def test_a_link_leads_to_the_same_in_the_site(links, link, there):
     assert links.problems == []
 
 
-def test_a_link_that_shows_the_name_of_its_file_shows_the_title_instead(links):
+def test_a_link_with_the_name_of_its_file_shows_the_title_instead(links):
     text = "[a.md](a.md), [docs/a.md](a.md#x), [another.md](a.md)"
     assert links.rewrite("docs/README.md", text) == "[](a.md), [](a.md#x), [another.md](a.md)"
 
 
 @pytest.mark.parametrize("target", ["b.md", "../nothing.py", "../../outside.md"])
-def test_a_link_to_what_is_not_in_the_repository_is_a_problem_with_its_line(links, target):
+def test_a_link_to_a_missing_file_is_a_problem_with_its_line(links, target):
     links.rewrite("docs/a.md", f"# A\n\n[that]({target})\n")
     path = resolve("docs/a.md", target)
     assert links.problems == [f"docs/a.md:3 links to {path}, which is not in the repository"]
 
 
-def test_pages_that_only_links_lead_to_are_staged_with_their_own_links(links):
+def test_linked_pages_outside_docs_are_added_with_their_links(links):
     links.rewrite("docs/a.md", "[vectors](../tests/vectors/README.md) and [tests](../tests)")
     pages = links.further_pages()
     assert pages["tests-vectors-readme.md"].endswith("# Vectors\n\nRead [a](a.md).\n")

@@ -1,4 +1,4 @@
-"""The built site holds everything, finds words, loads nothing from elsewhere, and is readable for everybody."""
+"""The built site has all pages, can be searched, loads nothing from other hosts, and is accessible."""
 
 import fcntl
 import html
@@ -46,7 +46,7 @@ def words_of(page):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
-def test_every_page_of_docs_is_in_the_site_with_its_last_heading(site, page):
+def test_every_page_of_docs_is_in_the_site_with_all_its_headings(site, page):
     built = site / ("all-pages" if page.name == "README.md" else page.stem)
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE):
@@ -98,13 +98,13 @@ def test_the_search_index_finds_a_word_in_its_pages(site):
 
 
 @NEEDS_CHROMIUM
-def test_a_search_finds_a_word_from_the_file_system(site, tmp_path):
+def test_the_search_page_finds_a_word_when_it_is_opened_as_a_file(site, tmp_path):
     document = dumped(f"{(site / 'search.html').as_uri()}?q=mosquitto", tmp_path)
     results = re.search(r'<ul[^>]* class="search".*?</ul>', document, re.DOTALL)[0]
     assert len(re.findall(r'href="[\w.-]+\.html"', results)) > 5
 
 
-def test_a_link_to_a_section_that_is_not_there_fails_the_build(small, tmp_path):  # noqa: F811
+def test_a_link_to_a_missing_section_fails_the_build(small, tmp_path):  # noqa: F811
     page = small / "docs" / "b.md"
     page.write_text(page.read_text() + "\n[nowhere](a.md#other-words)\n\n[here neither](#third-words)\n")
     with pytest.raises(BrokenSiteError) as broken:
@@ -118,7 +118,7 @@ def test_a_link_to_a_section_that_is_not_there_fails_the_build(small, tmp_path):
 @NEEDS_AXE
 @pytest.mark.parametrize("name", JUDGED)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(site, tmp_path, name, dark):
+def test_axe_finds_no_violations_and_the_page_does_not_scroll_sideways(site, tmp_path, name, dark):
     shutil.copytree(site, tmp_path / "site")
     found = judged(framed(tmp_path / "site", [name]), dark, seconds=200)  # The API is a long page.
     assert sorted(one["width"] for one in found) == sorted(WIDTHS)

@@ -19,7 +19,7 @@ def small(tmp_path):
     return tmp_path
 
 
-def test_a_repository_whose_links_are_good_has_no_problems(small):
+def test_a_repository_with_good_links_has_no_problems(small):
     source = read_sources(small)
     assert source.problems == []
     assert {"index.md", "all-pages.md", "a.md", "b.md", "tutorials.md", "reference.md"} <= source.texts.keys()
@@ -37,14 +37,14 @@ def test_the_generated_pages_are_in_the_reference(small):
 
 
 @pytest.mark.parametrize("page", ["docs/c.md", "SECURITY.md"])
-def test_a_page_that_the_index_does_not_have_is_a_problem(small, page):
+def test_a_page_that_is_missing_in_the_index_is_a_problem(small, page):
     (small / page).write_text("# C\n")
     (problem,) = read_sources(small).problems
     assert problem == f"{page} is not in docs/README.md: add it below a heading of the second level"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/README.md", "docs/a.md"])
-def test_a_link_to_a_page_that_is_not_there_is_a_problem(small, page):
+def test_a_link_to_a_missing_page_is_a_problem(small, page):
     with (small / page).open("a") as file:
         file.write("\n[gone](gone.md)\n")
     (problem,) = read_sources(small).problems

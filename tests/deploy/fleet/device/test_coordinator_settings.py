@@ -1,4 +1,4 @@
-"""A coordinator takes the settings that its root has signed for it, and can be told to take no others."""
+"""A coordinator loads the settings that its root has signed, and can be started so that it loads no others."""
 
 import time
 
@@ -36,19 +36,19 @@ def signed(tmp_path):
     return write
 
 
-def test_what_the_root_has_signed_is_taken(signed, tmp_path):
+def test_a_coordinator_loads_the_settings_that_its_root_has_signed(signed, tmp_path):
     loaded = load_settings(signed(version=7), str(tmp_path / "keys"), ["rounds=4"])
     assert (loaded.version, loaded.settings.rounds) == (7, 4)
     assert loaded.settings.enrolled == str(tmp_path / "keys")
 
 
-def test_signed_settings_that_name_no_run_are_those_of_a_queue(signed, tmp_path):
+def test_signed_settings_without_a_run_are_settings_of_a_queue(signed, tmp_path):
     path = signed(text='federation = "lab"\nfolder = "{folder}"\nslots = 3\n')
     loaded = load_settings(path, str(tmp_path / "keys"), [])
     assert loaded.service.queue.slots == 3 and loaded.service.own.enrolled == str(tmp_path / "keys")
 
 
-def test_what_is_a_device_s_or_a_stranger_s_is_not(signed, tmp_path):
+def test_settings_for_a_device_or_with_the_signature_of_another_root_are_refused(signed, tmp_path):
     with pytest.raises(StatementError, match="signed for board-1 in lab, but not for the coordinator"):
         load_settings(signed("board-1"), str(tmp_path / "keys"), [])
     stranger = make_authority(tmp_path / "other", "lab", 1, durable=False)
@@ -56,7 +56,7 @@ def test_what_is_a_device_s_or_a_stranger_s_is_not(signed, tmp_path):
         load_settings(signed(keys=stranger.keys), str(tmp_path / "keys"), [])
 
 
-def test_an_unsigned_file_or_an_earlier_one_is_refused_in_one_line(signed, tmp_path, capsys):
+def test_an_unsigned_or_older_settings_file_is_refused_with_one_line(signed, tmp_path, capsys):
     plain = tmp_path / "plain.toml"
     plain.write_text(TEXT.format(folder=tmp_path / "runs"))
     assert main(["coordinator", str(plain), "--enrolled", str(tmp_path / "keys")]) == 2

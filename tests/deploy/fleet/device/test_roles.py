@@ -1,4 +1,4 @@
-"""One program deploys broker, coordinator and devices of a fleet, in the order in which they need each other."""
+"""One program deploys the broker, the coordinator and the devices of a fleet, in this order."""
 
 import argparse
 import itertools
@@ -63,7 +63,7 @@ def written(tmp_path, monkeypatch):
     return tmp_path / "fleet"
 
 
-def test_a_new_fleet_s_settings_fit_each_other(written):
+def test_the_settings_of_a_new_fleet_fit_together(written):
     fleet = read_fleet(written / "fleet.toml")
     federation = Authority(written / "root").federation
     own = coordinator_settings(fleet, federation)
@@ -116,10 +116,10 @@ def init_with(devices):
     assert main([*INIT[:6], *words]) == 0
 
 
-def test_no_two_boards_of_a_new_fleet_learn_from_the_same_picture(tmp_path, monkeypatch):
+def test_no_two_boards_of_a_new_fleet_have_the_same_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     init_with(2)
-    for number in range(2, 8):  # one after the other, as a fleet grows
+    for number in range(2, 8):  # Add the boards one by one.
         assert main(["init", "fleet", "--device", f"board-{number}=10.0.1.{number}"]) == 0
     data = [board.data for board in boards_of(tmp_path / "fleet")]
     assert [own.domain for own in data] == [*find("digits").domains, "mnist", "optdigits"]
@@ -131,13 +131,15 @@ def test_no_two_boards_of_a_new_fleet_learn_from_the_same_picture(tmp_path, monk
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 30, 300])
-def test_a_new_fleet_begins_with_all_boards_and_goes_on_without_one(tmp_path, monkeypatch, devices):
+def test_a_new_fleet_waits_for_all_boards_at_first_and_has_half_of_them_as_quorum(
+    tmp_path, monkeypatch, devices
+):
     monkeypatch.chdir(tmp_path)
     init_with(devices)
     own = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet")
     assert own.policy.gather == devices and own.policy.quorum == -(-devices // 2)
     days = own.rounds / most_rounds_a_day(own.policy)
-    assert 7 < days < 30 and own.policy.stop.patience == 20, "it has an end"
+    assert 7 < days < 30 and own.policy.stop.patience == 20, "the run ends"
     assert most_rounds_a_day(own.policy) * bytes_of_round(own).flash <= 100 * MB
     shares = [
         (board.data.domain, board.data.part, board.data.parts) for board in boards_of(tmp_path / "fleet")
@@ -164,7 +166,7 @@ def test_plan_and_doctor_print_the_bytes_of_a_board_and_day(tmp_path, monkeypatc
     assert json.loads(capsys.readouterr().out)["bytes"] == words
 
 
-def test_no_board_of_a_new_fleet_is_said_to_be_of_a_domain_that_is_not_for_it(tmp_path, monkeypatch, caplog):
+def test_the_boards_of_a_new_fleet_may_use_their_domains(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     init_with(8)
     limits, known = coordinator_settings(read_fleet(tmp_path / "fleet/fleet.toml"), "protofleet").limits, {}
@@ -173,7 +175,7 @@ def test_no_board_of_a_new_fleet_is_said_to_be_of_a_domain_that_is_not_for_it(tm
     assert caplog.records == [] and set(known.values()) == set(find("digits").domains)
 
 
-def test_a_board_that_is_added_to_a_fleet_with_data_of_its_own_is_given_no_digits(written):
+def test_an_added_board_gets_no_digits_if_the_fleet_has_its_own_data(written):
     path = written / "fleet.toml"
     text = path.read_text().replace('source = "digits"', 'source = "folder"\nroot = "/data"')
     path.write_text(text)
@@ -181,7 +183,7 @@ def test_a_board_that_is_added_to_a_fleet_with_data_of_its_own_is_given_no_digit
     assert read_fleet(path).hosts["board-3"].device == {}
 
 
-def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(written):
+def test_the_service_of_a_board_may_write_to_its_model_folder(written):
     settings = device_settings(
         read_fleet(written / "fleet.toml"), Authority(written / "root").federation, "board-1"
     )
@@ -198,7 +200,7 @@ def test_a_board_of_a_new_fleet_serves_its_model_where_its_service_may_write(wri
             unit_of(jetson(), host, replace(settings, models=wrong), software)
 
 
-def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_stops_comes_again(written):
+def test_a_unit_counts_a_stop_by_systemd_as_success_and_restarts_after_other_stops(written):
     """tests/hostile/test_signals.py has the exit codes of real processes that end by a signal."""
     settings = boards_of(written)[0]
     coordinator = service_unit(ROLES["coordinator"], jetson(), Host("127.0.0.10"))
@@ -215,7 +217,7 @@ def test_a_service_that_its_manager_stops_has_not_failed_and_one_that_another_st
     assert {"KillSignal=SIGINT", "SuccessExitStatus=130"} <= set(coordinator.splitlines())
 
 
-def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
+def test_init_adds_a_device_and_keeps_the_rest_of_the_fleet_file(written, capsys):
     path = written / "fleet.toml"
     path.write_text("# mine\n" + path.read_text())
     assert main(["init", "fleet", "--device", "board.3=127.0.0.13"]) == 0
@@ -238,7 +240,7 @@ def test_more_devices_are_added_and_the_rest_of_the_file_stays(written, capsys):
         assert path.read_text() == before
 
 
-def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
+def test_init_does_not_overwrite_an_existing_fleet(written, capsys):
     before = (written / "fleet.toml").read_bytes()
     assert main(INIT) == 2 and "fleet.toml exists" in capsys.readouterr().err
     assert (written / "fleet.toml").read_bytes() == before
@@ -251,7 +253,7 @@ def test_a_fleet_that_is_there_is_not_written_over(written, capsys):
     )
 
 
-def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(written):
+def test_git_ignores_the_private_keys_of_a_new_fleet(written):
     folder = written.parent
     subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
     shown = ["git", "status", "--porcelain", "--untracked-files=all"]
@@ -259,7 +261,7 @@ def test_the_private_keys_of_a_new_fleet_are_no_part_of_a_repository_around_it(w
     assert "fleet/fleet.toml" in files and "root" not in files and ".key" not in files
 
 
-def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses_us(written, capsys):
+def test_a_missing_ssh_key_is_reported_at_once_and_when_a_host_refuses_the_login(written, capsys):
     assert main([*INIT[:1], "other", *INIT[2:], "--key", "nowhere"]) == 2
     assert "--key is nowhere, but this file does not exist; give the path" in capsys.readouterr().err
     host = Host("127.0.0.10", key="/nowhere/key")
@@ -269,7 +271,7 @@ def test_a_key_for_ssh_that_is_not_there_is_said_at_once_and_when_a_host_refuses
         ssh.run("true")
 
 
-def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
+def test_a_fleet_reports_a_doubt_if_devices_use_another_broker_address(written):
     path = written / "fleet.toml"
     assert read_fleet(path).doubts() == []
     path.write_text(path.read_text().replace('host = "127.0.0.10"', 'host = "127.0.0.99"'))
@@ -300,7 +302,7 @@ def test_devices_that_look_for_the_broker_elsewhere_are_noted(written):
         ),
     ],
 )
-def test_roles_that_cannot_be_are_said_with_a_way_out(table, words):
+def test_a_fleet_with_invalid_roles_is_refused_with_a_fix(table, words):
     with pytest.raises((SettingsError, ValueError), match=words):
         decode(Fleet, {"root": "root", **table})
 
@@ -314,10 +316,10 @@ def test_one_machine_may_be_broker_coordinator_and_device():
     fleet = Fleet("root", hosts, broker="broker")
     assert fleet.of_role("broker") == ["broker"]
     places = [{role.top, role.etc, role.home, role.shown, role.user, role.service} for role in ROLES.values()]
-    assert not places[0] & places[1] and not places[1] & places[2], "nothing of one is another's"
+    assert not places[0] & places[1] and not places[1] & places[2], "the roles share no path, user or service"
 
 
-def test_a_host_may_have_software_of_its_own():
+def test_a_host_may_have_its_own_software():
     hosts = {"a": Host("a"), "b": Host("b", software={"dependencies": "index"})}
     fleet = Fleet("root", hosts, software=Software(dependencies="system", python="python3.12"))
     assert fleet.software_of("a") is fleet.software
@@ -336,7 +338,7 @@ def steps(wanted, present=PRESENT, prometheus=False, **here):
     return [name_of(step) for step in found]
 
 
-def test_a_broker_builds_nothing_and_a_coordinator_soaks_nothing():
+def test_a_broker_has_no_build_step_and_a_coordinator_no_soak_step():
     new = jetson()
     fresh = ["configure", "switch", "start", "health", "record"]
     found = [name_of(step) for step in plan(new, BROKER, [], InstalledSettings())]
@@ -345,7 +347,7 @@ def test_a_broker_builds_nothing_and_a_coordinator_soaks_nothing():
     assert found == ["prepare", "ship", "build", "enrol", "admit", *fresh]
 
 
-def test_what_is_as_it_shall_be_is_left_alone_in_every_role():
+def test_a_plan_has_no_steps_for_a_host_in_the_desired_state():
     service = Service("active", "running", True, 77, 0, "0", WANTED.unit_mark)
     assert steps(BROKER, good=BROKER_GOOD, release="0", service=service) == []
     assert steps(COORDINATOR) == []
@@ -355,7 +357,7 @@ def test_what_is_as_it_shall_be_is_left_alone_in_every_role():
     ]  # fmt: skip
 
 
-def test_who_takes_part_now_is_told_without_a_restart():
+def test_changes_of_lists_and_targets_need_no_restart():
     service = Service("active", "running", True, 77, 0, "0", WANTED.unit_mark)
     assert steps(BROKER, good=BROKER_GOOD, release="0", service=service, lists="old") == ["enrol"]
     assert steps(COORDINATOR, lists="old") == ["admit"] and steps(COORDINATOR, revoked="old") == ["enrol"]
@@ -363,7 +365,7 @@ def test_who_takes_part_now_is_told_without_a_restart():
     assert steps(COORDINATOR, answers="broker: there is no session") == ["health"]
 
 
-def test_a_broker_s_host_needs_mosquitto_and_no_torch():
+def test_the_host_of_a_broker_needs_mosquitto_and_no_torch():
     fit = jetson(
         tools=frozenset({"rsync", "python3", "mosquitto", "ssh-keygen"}),
         mosquitto="2.0.11",
@@ -421,7 +423,7 @@ def desk(written, tmp_path):
     return Desk(tmp_path)
 
 
-def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
+def test_apply_deploys_the_broker_then_the_coordinator_then_the_devices(desk, capsys):
     said = desk.deploy("apply")
     assert desk.code == 0, capsys.readouterr()
     history = [json.loads(line) for line in (desk.folder / "fleet/deploy.log").read_text().splitlines()]
@@ -434,15 +436,13 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
         c for c in desk.boards["mqtt"].commands if c[0] == "rsync" and c[-1].endswith("broker/incoming/")
     )
     private = [c for c in desk.boards["mqtt"].commands if "--chmod=D0700,F0600" in c]
-    assert command and len(private) == 1, (
-        "keys cross where nobody else can read them, and nothing else does so"
-    )
+    assert command and len(private) == 1, "only the keys are sent with modes that no other user can read"
     assert (
         "rsync board-1.record,coordinator.record 127.0.0.10:/etc/protofleet-coordinator/records/"
         in said["coordinator"]
     )
     assert desk.deploy("apply") == {name: ["facts.sh quick"] for name in desk.boards}, (
-        "and a second time changes nothing"
+        "a second deployment changes nothing"
     )
 
 
@@ -452,7 +452,7 @@ def test_a_fleet_is_brought_up_from_its_broker_to_its_devices(desk, capsys):
     ("restore", "coordinator", {}, "nowhere is no folder; name the folder of a backup with --from; `protofleet"),
     ("tune", "board-1", {"set": ["paused"]}, "--set is 'paused', which is not of the form KEY=VALUE, such as paused"),
 ])  # fmt: skip
-def test_a_slip_is_said_of_what_was_typed(desk, step, host, more, words):
+def test_an_error_names_the_argument_that_the_operator_typed(desk, step, host, more, words):
     given = {
         "to": Path("nowhere"),
         "source": Path("nowhere"),
@@ -479,7 +479,7 @@ def test_hosts_are_listed_in_the_order_in_which_they_are_deployed(desk, capsys, 
     assert list(json.loads(capsys.readouterr().out)["hosts"]) == ["mqtt", "coordinator", "board-1"]
 
 
-def test_devices_go_in_the_order_of_the_file_so_that_it_says_which_is_the_canary():
+def test_devices_are_deployed_in_the_order_of_the_fleet_file():
     roles = {"zebra": "device", "coordinator": "coordinator", "apple": "device", "mqtt": "broker"}
     hosts = {name: Host(f"10.0.0.{i}", role=role) for i, (name, role) in enumerate(roles.items())}
     fleet = Fleet("root", hosts, broker="broker")
@@ -487,7 +487,7 @@ def test_devices_go_in_the_order_of_the_file_so_that_it_says_which_is_the_canary
     assert list(fleet.selected(["apple", "zebra"])) == ["zebra", "apple"]
 
 
-def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_that_it_has(desk, capsys):
+def test_a_broker_with_a_new_address_gets_a_certificate_for_both_with_its_old_key(desk, capsys):
     desk.deploy("apply")
     root, own = desk.folder / "fleet/root/certs/mqtt.crt", desk.folder / "fleet/broker/current/tls.key"
     key, path = own.read_bytes(), desk.folder / "fleet/fleet.toml"
@@ -496,7 +496,7 @@ def test_a_broker_at_another_address_gets_a_certificate_for_both_with_the_keys_t
     said = desk.deploy("apply")
     assert desk.code == 0, capsys.readouterr()
     assert names_in(root) == ["mqtt.lab", *before] and own.read_bytes() == key
-    assert any("tls.crt" in line for line in said["mqtt"]), "the host has it too"
+    assert any("tls.crt" in line for line in said["mqtt"]), "the host gets the certificate too"
     assert desk.deploy("apply")["mqtt"] == ["facts.sh quick"], "once"
 
 
@@ -504,7 +504,7 @@ def names_in(path):
     return host_names(x509.load_pem_x509_certificate(path.read_bytes()))
 
 
-def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_asked(desk, capsys):
+def test_a_revocation_reaches_broker_coordinator_and_board_and_replace_undoes_it(desk, capsys):
     desk.deploy("apply")
     capsys.readouterr()
     said = desk.deploy("revoke", "board-1")
@@ -519,7 +519,7 @@ def test_who_is_revoked_is_told_to_broker_and_coordinator_and_nobody_new_is_aske
     assert desk.deploy("apply", "board-1")["board-1"] == ["facts.sh quick"] and desk.code == 1
     assert "was revoked" in (said := capsys.readouterr().err) and "use --replace to enrol it again" in said
     assert desk.deploy("apply", "board-1", replace=True)["mqtt"][-1] == "remote.sh install_keys mqtt", (
-        "and who comes back, too"
+        "the broker gets the list after a new enrolment too"
     )
     assert "user board-1" not in desk.boards["mqtt"].incoming["acl"].decode() and desk.code == 0
     for step in ("revoke", "tune", "rollback"):
@@ -546,7 +546,7 @@ def copied(desk, capsys):
     return desk
 
 
-def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who_know_holds(copied):
+def test_a_root_older_than_a_revocation_is_refused_if_one_host_holds_a_newer_list(copied):
     held = {name: dict(copied.boards[name].facts) for name in ("coordinator", "mqtt")}
     kept, here, there = copied.folder / "fleet/broker/current/revoked", *copied.versions
     ours, register = kept.read_bytes(), copied.folder / "fleet/root/register.json"
@@ -567,7 +567,7 @@ def test_a_root_from_before_a_revocation_is_refused_by_what_any_one_of_those_who
 
 
 @pytest.mark.parametrize("step", ["status", "doctor"])
-def test_an_older_root_is_one_line_where_one_only_looks(copied, capsys, step):
+def test_status_and_doctor_report_an_older_root_in_one_line(copied, capsys, step):
     kept = copied.folder / "fleet/broker/current/revoked"
     kept.unlink(missing_ok=True)
     copied.deploy(step, "coordinator")
@@ -583,7 +583,7 @@ def test_an_older_root_is_one_line_where_one_only_looks(copied, capsys, step):
     assert json.loads(capsys.readouterr().out)["root"] == ""
 
 
-def test_a_coordinator_is_not_rolled_back_and_no_host_is_asked_for_it(desk):
+def test_rollback_refuses_a_coordinator_and_contacts_no_host(desk):
     desk.deploy("apply")
     asked = {name: list(board.lines) for name, board in desk.boards.items()}
     with pytest.raises(
@@ -593,7 +593,7 @@ def test_a_coordinator_is_not_rolled_back_and_no_host_is_asked_for_it(desk):
     assert {name: board.lines for name, board in desk.boards.items()} == asked
 
 
-def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_the_newest(copied, capsys):
+def test_a_second_revocation_with_an_older_root_makes_it_the_newest(copied, capsys):
     said = copied.deploy("revoke", "board-1")
     assert "remote.sh install_keys mqtt" in said["mqtt"], capsys.readouterr()
     assert "user board-1\ntopic deny" in copied.boards["mqtt"].incoming["acl"].decode()
@@ -602,7 +602,7 @@ def test_who_is_revoked_again_with_an_older_root_is_told_to_the_hosts_and_it_is_
     assert copied.code == 0, capsys.readouterr()
 
 
-def test_a_root_that_is_lost_is_to_be_put_back_and_no_new_one_is_advised(written, capsys):
+def test_the_error_for_a_lost_root_advises_a_restore_and_no_new_root(written, capsys):
     """No deployment is needed to know that a root existed, as `init` has made one."""
     fleet = ["--fleet", "fleet/fleet.toml"]
     key, kept, root = written / "root/roots/1/root.key", written / "kept", written / "root"
@@ -623,7 +623,7 @@ def test_a_root_that_is_lost_is_to_be_put_back_and_no_new_one_is_advised(written
         said = capsys.readouterr().err
         assert "fleet/root is missing: restore your copy" in said and "enrol root" not in said, said
     (written / "targets.json").unlink()
-    assert main(["deploy", "plan", *fleet]) == 2, "nothing says that there has been one"
+    assert main(["deploy", "plan", *fleet]) == 2, "no file shows that there was a root"
     assert "for a new federation, `protofleet enrol root fleet/root` makes a root" in capsys.readouterr().err
 
 
@@ -647,7 +647,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_whatever_is_wrong_in_a_fleet_s_file_is_one_line_that_names_it_once(one_written, capsys, words):
+def test_a_mistake_in_the_fleet_file_is_reported_in_one_line_that_names_the_file_once(
+    one_written, capsys, words
+):
     path, good = one_written / "fleet.toml", (one_written / "good.toml").read_text()
     path.write_text(good.replace(*MISTAKES[words]))
     assert path.read_text() != good
@@ -666,7 +668,7 @@ def one_written(tmp_path_factory):
     return folder
 
 
-def test_what_is_wrong_with_what_is_shipped_or_with_a_unit_names_the_file_too(desk):
+def test_an_error_about_wheels_or_a_unit_names_the_fleet_file_too(desk):
     path = desk.folder / "fleet/fleet.toml"
     good = path.read_text()
     for words, change in {
@@ -687,7 +689,7 @@ def copy_of(folder, *runs):
     return folder
 
 
-def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
+def test_a_restore_from_an_unusable_copy_contacts_no_host(desk, tmp_path):
     desk.deploy("apply")
     before = [list(board.lines) for board in desk.boards.values()]
     (tmp_path / "torn").mkdir()
@@ -705,7 +707,7 @@ def test_a_copy_of_another_run_stops_nothing(desk, tmp_path):
     assert [list(board.lines) for board in desk.boards.values()] == before
 
 
-def test_a_restore_that_fails_leaves_the_runs_that_were_there_and_starts_them(desk, tmp_path, capsys):
+def test_a_failed_restore_keeps_the_earlier_runs_and_starts_them(desk, tmp_path, capsys):
     desk.deploy("apply")
     desk.boards["coordinator"].fails = {"go_on": "round 5000 is below the copy's"}
     source = copy_of(tmp_path / "copy", "first")
@@ -719,7 +721,7 @@ def test_a_restore_that_fails_leaves_the_runs_that_were_there_and_starts_them(de
     assert desk.code == 0 and "the earlier runs are kept as runs.before" in capsys.readouterr().out
 
 
-def test_a_file_without_the_new_tables_means_what_it_meant():
+def test_hosts_without_a_role_are_devices():
     table = tomllib.loads('root = "root"\n[hosts.a]\naddress = "b"\n')
     assert (
         decode(Fleet, table).hosts["a"].role == DEVICE.name and decode(Fleet, table).of_role("broker") == []

@@ -56,7 +56,7 @@ def control(place, number, code=CODE, method="fedexp.py"):
     return ControlPlane(fleet, Releases(fleet, place / f"releases-{number}"), lambda name, fingerprint: True)
 
 
-def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(place):
+def test_plug_ins_are_shipped_with_the_wheels_and_allowed_by_hash_in_the_settings(place):
     made = control(place, 1)
     release = made.desired.release("board-1")
     listed = files_of(made.signer.release_folder(release))
@@ -71,14 +71,14 @@ def test_files_lie_beside_the_wheels_and_settings_name_them_there_by_their_hash(
     assert str(place) not in made.desired.text("coordinator") + made.desired.text("board-1")
 
 
-def test_a_changed_file_is_another_release_with_other_settings(place):
+def test_a_changed_plug_in_gives_another_release_and_other_settings(place):
     one = control(place, 2).desired.target("board-1", jetson()).desired
     other = control(place, 3, CODE + "# changed\n").desired.target("board-1", jetson()).desired
     (place / "fedexp.py").write_text(CODE)
     assert one.release != other.release and one.settings != other.settings
 
 
-def test_without_plug_ins_the_release_has_the_name_that_it_had(place):
+def test_a_release_without_plug_ins_has_another_name(place):
     made = control(place, 4)
     plain = made.fleet.device.pop("plugins")
     assert (
@@ -87,7 +87,7 @@ def test_without_plug_ins_the_release_has_the_name_that_it_had(place):
     assert plain["files"] == [str(place / "fedexp.py")]
 
 
-def test_a_file_that_is_not_there_and_two_of_one_name_are_refused_before_anything_is_shipped(place):
+def test_a_missing_plug_in_and_two_plug_ins_of_one_name_are_refused(place):
     made = control(place, 5)
     made.fleet.device["plugins"] = {"files": [str(place / "gone.py")]}
     with pytest.raises(SettingsError, match="gone.py: there is no such file"):

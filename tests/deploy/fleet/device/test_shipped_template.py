@@ -61,7 +61,7 @@ def control(place, template="template", software=WHEELS):
     return ControlPlane(fleet, Releases(fleet, made), lambda name, fingerprint: True)
 
 
-def test_it_lies_beside_the_wheels_and_settings_name_it_there(place):
+def test_a_template_is_shipped_with_the_wheels_and_named_by_the_settings(place):
     made = control(place)
     release = made.desired.release("board-1")
     listed = files_of(made.signer.release_folder(release))
@@ -72,7 +72,7 @@ def test_it_lies_beside_the_wheels_and_settings_name_it_there(place):
     assert str(place) not in made.desired.text("board-1")
 
 
-def test_another_template_is_another_release_with_other_settings(place):
+def test_another_template_gives_another_release_and_other_settings(place):
     one = control(place).desired.target("board-1", jetson()).desired
     write_template(place / "template", b"another graph")
     other = control(place).desired.target("board-1", jetson()).desired
@@ -80,7 +80,7 @@ def test_another_template_is_another_release_with_other_settings(place):
 
 
 @pytest.mark.parametrize("template, mounted", [("template", False), ("/etc/protofleet/mine", True)])
-def test_a_container_sees_it_once_wherever_it_lies(place, template, mounted):
+def test_a_container_gets_a_volume_only_for_a_template_outside_the_release(place, template, mounted):
     made = control(place, template, IMAGE)
     unit = made.desired.target("board-1", jetson()).unit
     there = tomllib.loads(made.desired.text("board-1"))["models"]["template"]
@@ -88,13 +88,13 @@ def test_a_container_sees_it_once_wherever_it_lies(place, template, mounted):
     assert there == template or there.startswith("/opt/protofleet/wheels/")
 
 
-def test_one_that_lies_on_the_boards_already_is_left_there(place):
+def test_a_template_that_is_already_on_the_boards_is_not_shipped(place):
     made = control(place, "/etc/protofleet/mine")
     assert tomllib.loads(made.desired.text("board-1"))["models"]["template"] == "/etc/protofleet/mine"
     assert "model.onnx" not in files_of(made.signer.release_folder(made.desired.release("board-1")))
 
 
-def test_what_is_no_template_is_refused_before_anything_is_shipped(place):
+def test_a_folder_that_is_no_template_is_refused(place):
     with pytest.raises(
         SettingsError, match="the folder .*/gone does not exist; `protofleet export RUN --template"
     ):

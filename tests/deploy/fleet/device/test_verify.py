@@ -1,4 +1,4 @@
-"""A host accepts only what its root has signed for it, as the real ssh-keygen verifies it."""
+"""A host accepts only files that its root has signed for it; the real ssh-keygen verifies the signatures."""
 
 import os
 import shutil
@@ -89,7 +89,7 @@ def host(tmp_path, root):
     return made
 
 
-def test_a_signature_is_byte_for_byte_that_of_ssh_keygen(tmp_path):
+def test_a_signature_has_the_same_bytes_as_a_signature_of_ssh_keygen(tmp_path):
     key, file = Ed25519PrivateKey.generate(), tmp_path / "file"
     (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     (tmp_path / "key").chmod(0o600)
@@ -114,7 +114,7 @@ def test_one_changed_byte_of_a_manifest_its_signature_or_a_file_is_refused(host)
     host.check()
 
 
-def test_a_file_more_a_file_less_and_a_link_are_refused(host):
+def test_an_extra_file_a_missing_file_and_a_link_are_refused(host):
     extra, unit = host.incoming / "approval", host.incoming / "unit"
     extra.touch()
     with pytest.raises(ReleaseRefusedError, match="approval is not in the signed manifest"):
@@ -176,7 +176,7 @@ def test_a_name_with_a_line_break_is_not_signed(root):
         issue_manifest("lab", SUBJECT, {"a\nb": "0" * 64}, root.keys)
 
 
-def test_a_root_is_replaced_by_one_that_it_has_signed_and_then_refused(host, root):
+def test_a_host_follows_a_rotation_of_the_root_and_then_refuses_the_old_root(host, root):
     both = begin_rotation(root, 10)
     host.pin(both)
     host.send(both, keys=[both.keys[0]])
@@ -194,7 +194,7 @@ def test_a_root_is_replaced_by_one_that_it_has_signed_and_then_refused(host, roo
         host.pin(last, earlier)
 
 
-def test_a_host_that_was_away_during_a_whole_rotation_follows(tmp_path, root, host):
+def test_a_host_that_was_offline_during_a_rotation_accepts_the_new_root(tmp_path, root, host):
     last = finish_rotation(Authority(begin_rotation(root, 10).folder, durable=False), force=True)
     again = Authority(last.folder, durable=False)
     host.pin(again)
@@ -202,7 +202,7 @@ def test_a_host_that_was_away_during_a_whole_rotation_follows(tmp_path, root, ho
     host.check()
 
 
-def test_roots_never_go_back_and_are_never_exchanged(tmp_path, root, host):
+def test_a_host_refuses_older_roots_and_roots_of_another_federation(tmp_path, root, host):
     copy = tmp_path / "copy"
     shutil.copytree(root.folder, copy)
     both = begin_rotation(root, 10)
@@ -219,7 +219,7 @@ def test_roots_never_go_back_and_are_never_exchanged(tmp_path, root, host):
     host.pin(Authority(tmp_path / "stranger-plant", durable=False))
 
 
-def test_the_first_roots_have_all_signed_and_name_their_statement(tmp_path, root):
+def test_the_first_roots_need_the_signatures_of_all_and_the_right_statement(tmp_path, root):
     both, bare = begin_rotation(root, 10), Place(tmp_path / "bare")
     text, _ = both.allowed_signers()
     for signer in both.keys:
@@ -234,7 +234,7 @@ def test_the_first_roots_have_all_signed_and_name_their_statement(tmp_path, root
     bare.pin(both)
 
 
-def test_a_host_of_an_earlier_release_follows_its_own_root_alone(tmp_path, root):
+def test_a_host_of_an_earlier_release_accepts_only_successors_of_its_own_root(tmp_path, root):
     older = Place(tmp_path / "older").pin_as_an_older_release(root)
     older.send(root)
     with pytest.raises(
@@ -251,7 +251,7 @@ def test_a_host_of_an_earlier_release_follows_its_own_root_alone(tmp_path, root)
     older.check()
 
 
-def test_an_earlier_release_may_replace_the_roots_of_a_host_in_between(host, root):
+def test_an_earlier_release_may_replace_roots_between_two_deployments(host, root):
     both = begin_rotation(root, 10)
     host.pin_as_an_older_release(both)
     last = finish_rotation(Authority(both.folder, durable=False), force=True)
@@ -260,8 +260,8 @@ def test_an_earlier_release_may_replace_the_roots_of_a_host_in_between(host, roo
     host.check()
 
 
-def test_roots_that_an_earlier_release_replaced_beside_ours_count(host, root):
-    """The file of allowed signers that lies on the host names the statement before, so it counts no more."""
+def test_roots_that_an_earlier_release_has_replaced_are_valid(host, root):
+    """The file of allowed signers on the host names the earlier statement, so it is no longer valid."""
     both = begin_rotation(root, 10)
     shutil.copy(both.folder / "roots.statement", host.etc / "roots")
     host.send(both)
@@ -272,7 +272,7 @@ def test_roots_that_an_earlier_release_replaced_beside_ours_count(host, root):
     host.check()
 
 
-def test_a_root_folder_of_an_earlier_release_signs_at_once(tmp_path, root):
+def test_a_root_folder_of_an_earlier_release_creates_its_allowed_signers(tmp_path, root):
     for name in ("allowed_signers", "allowed_signers.sig"):
         (root.folder / name).unlink()
     bare = Place(tmp_path / "bare").pin(Authority(root.folder, durable=False))
@@ -289,7 +289,7 @@ OLD_USAGE = "echo 'unknown option -- Y\nusage: ssh-keygen [-q] [-b bits]' >&2; e
         (OLD_USAGE, "ssh-keygen is older than OpenSSH 8.2"),
     ],
 )
-def test_a_host_without_a_fitting_ssh_keygen_is_told_the_way_out(host, tmp_path, monkeypatch, program, words):
+def test_the_error_for_a_missing_or_old_ssh_keygen_names_the_fix(host, tmp_path, monkeypatch, program, words):
     programs = tmp_path / "programs"
     programs.mkdir()
     if program:

@@ -53,7 +53,7 @@ def shell(tmp_path, monkeypatch):
     return Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path)
 
 
-def test_no_status_file_is_read_as_facts_that_the_script_has_not_said(shell, tmp_path):
+def test_no_status_file_can_forge_facts_of_the_script(shell, tmp_path):
     path, place = tmp_path / "board-1/status.json", HostRole(python="no-python")
     path.write_text(json.dumps({**HONEST, "pid": 0}))
     honest, state = gather_facts(shell, place), place.steps.replace("systemctl", "false")
@@ -103,7 +103,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("step", ["status", "plan", "doctor", "apply"])
 @pytest.mark.parametrize("key", NONSENSE)
-def test_a_value_of_the_wrong_type_is_the_failure_of_its_board_alone(both, capsys, step, key):
+def test_a_value_of_the_wrong_type_is_a_failure_of_only_its_board(both, capsys, step, key):
     kept = dict(both.board.facts)
     both.board.facts[key] = NONSENSE[key]
     try:
@@ -121,7 +121,7 @@ def test_a_value_of_the_wrong_type_is_the_failure_of_its_board_alone(both, capsy
     assert other.get(step, "board-2          nothing to do") in said.out
 
 
-def test_what_a_board_says_steers_no_terminal(both, capsys):
+def test_control_characters_from_a_board_are_escaped_in_the_output(both, capsys):
     kept = dict(both.board.facts)
     evil = "\x1b[2J\r\x85\u202e\u2028board-2 active"
     status = json.loads(kept["status"]) | {"run": evil, "software": evil, "over": evil}
@@ -145,7 +145,7 @@ def test_what_a_board_says_steers_no_terminal(both, capsys):
     assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
-def test_a_state_that_is_nonsense_is_refused_with_its_value():
+def test_an_error_names_the_invalid_value_of_a_service_state():
     with pytest.raises(
         RunError, match="board-1: the state of the service cannot be read: the value of NRestarts is 'many'"
     ):
@@ -155,7 +155,7 @@ def test_a_state_that_is_nonsense_is_refused_with_its_value():
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))]
 )
-def test_arbitrary_status_and_facts_end_no_command_of_another_board(both, capsys, monkeypatch, seed):
+def test_arbitrary_facts_of_a_board_do_not_stop_commands_for_other_boards(both, capsys, monkeypatch, seed):
     """Every field has arbitrary bytes at once, and each effect is a line about this board.
 
     `apply` also reads such a status after it has started the board, in the output of the step `state`.

@@ -1,4 +1,4 @@
-"""The bytes of a board per day are the closed form of a method times the rounds that the policy lets begin."""
+"""The bytes of a board per day are the bytes of a round times the largest number of rounds that the policy allows."""
 
 import math
 
@@ -24,16 +24,18 @@ def settings(method="fedavg", **policy):
     return CoordinatorSettings("run", 30, 10, {"name": method}, policy=Policy(**policy))
 
 
-def test_of_fedavg_a_board_sends_and_receives_its_weights_once_a_round():
+def test_a_board_with_fedavg_sends_and_receives_its_weights_once_a_round():
     one = settings()
     net = build(one.network.name, classes=10, image=(3, one.size, one.size))
     weights = sum(p.numel() * p.element_size() for p in net.state_dict().values())
     found = bytes_of_round(one)
     assert found.up == found.down == pytest.approx(WIRE * weights + TALK)
-    assert found.flash == pytest.approx(FLASH * 4 * weights + NOTES), "it keeps and serves a model of its own"
+    assert found.flash == pytest.approx(FLASH * 4 * weights + NOTES), (
+        "the board keeps and serves its own model"
+    )
 
 
-def test_of_prototypes_a_board_writes_its_network_though_it_sends_a_hundredth_of_it():
+def test_a_board_with_fedproto_writes_its_network_and_sends_far_fewer_bytes():
     """A round of FedProto with cnn23 was measured at 0.83 MB written, 4.0 kB sent and 4.0 kB received."""
     found = bytes_of_round(settings("fedproto"))
     assert 0.83e6 < found.flash < 0.95e6
@@ -45,12 +47,12 @@ def test_of_prototypes_a_board_writes_its_network_though_it_sends_a_hundredth_of
     ({"pause_seconds": 3600.0, "hours": "22:00-06:00"}, 8), ({"pause_seconds": 7200.0, "hours": "08:00-08:30"}, 1),
     ({}, math.inf), ({"hours": "22:00-06:00"}, math.inf),
 ])  # fmt: skip
-def test_a_day_has_no_more_rounds_than_pauses_fit_into_its_hours(policy, rounds):
+def test_pauses_and_hours_limit_the_rounds_a_day(policy, rounds):
     assert most_rounds_a_day(Policy(**policy)) == rounds
 
 
 @pytest.mark.parametrize("most", [1e6, 5e6, 100e6, 1e9])
-def test_the_pause_for_a_limit_is_the_shortest_in_minutes_that_keeps_it(most):
+def test_the_pause_for_a_limit_is_the_fewest_minutes_that_keep_the_limit(most):
     a_round = RoundBytes(250_000.0, 250_000.0, 1_000_000.0)
     pause = pause_for(most, a_round)
     day = [
@@ -60,9 +62,11 @@ def test_the_pause_for_a_limit_is_the_shortest_in_minutes_that_keeps_it(most):
     assert pause <= 60.0 or day[1] > most
 
 
-def test_the_line_says_the_bytes_of_a_day_or_that_there_is_no_limit():
+def test_the_line_has_the_bytes_a_day_or_states_that_there_is_no_limit():
     assert describe_bytes(settings(pause_seconds=3600.0)).endswith(" a day, in 24 rounds")
-    assert describe_bytes(settings(pause_seconds=960.0)).endswith(" a day, in 30 rounds"), "it has no more"
+    assert describe_bytes(settings(pause_seconds=960.0)).endswith(" a day, in 30 rounds"), (
+        "the run has only 30 rounds"
+    )
     assert describe_bytes(settings(pause_seconds=1e9)).endswith(" a day, in 1 round")
     words = describe_bytes(settings())
     assert "not paced: " in words and words.endswith("a round, no limit per day; set policy.pause_seconds")

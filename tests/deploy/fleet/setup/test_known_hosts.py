@@ -1,4 +1,4 @@
-"""Host keys are believed when a person has compared them; ssh-keygen is real, only the network is simulated."""
+"""Host keys are trusted after a person has compared them; ssh-keygen is real, only the network is simulated."""
 
 import subprocess
 
@@ -47,22 +47,22 @@ def fingerprint(desk, name):
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[1]
 
 
-def test_keys_are_shown_and_those_that_are_confirmed_are_known(desk, capsys):
-    assert main(["deploy", "known-hosts", "--yes"]) == 1, "one does not answer"
+def test_known_hosts_shows_the_keys_and_stores_the_confirmed_keys(desk, capsys):
+    assert main(["deploy", "known-hosts", "--yes"]) == 1, "one host does not answer"
     said = capsys.readouterr().out
     assert fingerprint(desk, "a") in said and fingerprint(desk, "b") in said
     assert "10.9.9.3 has sent no host key" in said and "the host is switched on" in said
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
-    assert main(["deploy", "known-hosts", "a", "b"]) == 0, "and nobody is asked again"
+    assert main(["deploy", "known-hosts", "a", "b"]) == 0, "the command asks for no second confirmation"
     assert "[fd00::1]:2222 is known" in capsys.readouterr().out
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
 
 
-def test_without_a_terminal_all_fingerprints_are_shown_and_none_is_believed_before_yes(desk, capsys):
+def test_known_hosts_shows_fingerprints_and_stores_nothing_without_terminal_or_yes(desk, capsys):
     assert main(["deploy", "known-hosts"]) == 1
     said = capsys.readouterr()
     assert fingerprint(desk, "a") in said.out and fingerprint(desk, "b") in said.out
-    assert "10.9.9.3 has sent no host key" in said.out, "and of who shows none, why"
+    assert "10.9.9.3 has sent no host key" in said.out, "the output gives the reason for a host without a key"
     (last,) = said.err.splitlines()
     assert (
         "no terminal to confirm 2 fingerprints" in last and "with --yes (make: ARGS=--yes) for a, b" in last
@@ -72,7 +72,7 @@ def test_without_a_terminal_all_fingerprints_are_shown_and_none_is_believed_befo
     assert len((desk / "known_hosts").read_text().splitlines()) == 2
 
 
-def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is_confirmed(desk, capsys):
+def test_a_changed_host_key_needs_a_confirmation_and_then_replaces_the_old_key(desk, capsys):
     main(["deploy", "known-hosts", "a", "--yes"])
     (desk / "a.pub").write_text((desk / "c.pub").read_text())
     capsys.readouterr()
@@ -85,14 +85,14 @@ def test_another_key_is_not_taken_in_silence_and_replaces_the_old_one_when_it_is
     assert line.split()[-1] == (desk / "c.pub").read_text().split()[1]
 
 
-def test_a_file_that_leaves_known_hosts_to_ssh_is_told_what_to_say(desk, capsys):
+def test_the_error_for_a_fleet_file_without_known_hosts_names_the_setting(desk, capsys):
     (desk / "fleet.toml").write_text(FLEET.replace('known_hosts = "known_hosts"\n', ""))
     assert main(["deploy", "known-hosts"]) == 2
     assert 'add known_hosts = "known_hosts"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\u2028", "\xff"])
-def test_the_banner_of_a_host_says_nothing_about_any_key(desk, capsys, end):
+def test_a_host_cannot_add_a_key_by_its_banner(desk, capsys, end):
     key = (desk / "c.pub").read_text().split()[1]
     lines = f"# 10.9.9.1:22 SSH-2.0-x{end}10.9.9.1 ssh-ed25519 {key}{end}\n10.9.9.7 ssh-ed25519 {key}\n"
     (desk / "banner").write_bytes(lines.encode("utf-8" if end == "\u2028" else "latin-1"))

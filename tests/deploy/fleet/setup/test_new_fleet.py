@@ -32,7 +32,7 @@ def init(folder, *more, devices=2):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the folder of a new fleet with a queue, beside which the tests write further fleets."""
+    """Return the folder of a new fleet with a queue. The tests write further fleets into the same parent folder."""
     monkeypatch.chdir(tmp_path)
     assert init("fleet", "--queue") == 0
     return tmp_path / "fleet"
@@ -43,7 +43,7 @@ def bytes_in(folder):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 30])
-def test_a_queue_and_its_first_run_together_are_a_coordinator_that_names_the_run(
+def test_a_queue_with_its_first_run_has_the_settings_of_a_coordinator_of_one_run(
     tmp_path, monkeypatch, devices
 ):
     monkeypatch.chdir(tmp_path)
@@ -61,9 +61,7 @@ def test_a_queue_and_its_first_run_together_are_a_coordinator_that_names_the_run
     assert not (tmp_path / "one/first.toml").exists()
 
 
-def test_the_coordinator_of_a_new_fleet_with_a_queue_takes_its_signed_settings_and_the_first_run(
-    folder, tmp_path
-):
+def test_a_new_coordinator_with_a_queue_accepts_its_settings_and_first_run(folder, tmp_path):
     fleet = read_fleet(folder / "fleet.toml")
     control = ControlPlane(fleet, Releases(fleet, tmp_path / "releases"), lambda name, fingerprint: True)
     signed = control.signer.signed_settings("coordinator", control.desired.text("coordinator"), 0)
@@ -94,7 +92,7 @@ def test_the_coordinator_of_a_new_fleet_with_a_queue_takes_its_signed_settings_a
         ("fedlsa", {"name": "fedlsa"}),
     ],
 )
-def test_a_first_run_whose_method_sends_statistics_of_classes_gets_a_limit_that_its_plan_states(
+def test_a_first_run_has_least_samples_if_its_method_sends_class_statistics(
     tmp_path, monkeypatch, method, table
 ):
     monkeypatch.chdir(tmp_path)
@@ -104,7 +102,7 @@ def test_a_first_run_whose_method_sends_statistics_of_classes_gets_a_limit_that_
     assert (b'"least_samples": 5' in settings.plan().encode()) == ("least_samples" in table)
 
 
-def test_a_first_run_of_an_unknown_method_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_init_refuses_an_unknown_method_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert init("fleet", "--method", "fedx") == 2
     said = capsys.readouterr().err
@@ -115,13 +113,13 @@ def test_a_first_run_of_an_unknown_method_is_refused_in_one_line(tmp_path, monke
     assert "--method is for a new fleet" in capsys.readouterr().err
 
 
-def test_a_queue_conducts_as_many_runs_at_once_as_each_board_takes_part_in(folder):
+def test_a_new_queue_has_as_many_slots_as_a_board_has_runs(folder):
     fleet = read_fleet(folder / "fleet.toml")
     board = device_settings(fleet, FEDERATION, "board-0")
     assert queue_settings(fleet, FEDERATION).queue.slots == runs_of(board) == 1
 
 
-def test_the_user_of_the_coordinator_can_read_a_copy_of_the_first_run(tmp_path, monkeypatch):
+def test_the_user_of_the_coordinator_can_read_the_file_of_the_first_run(tmp_path, monkeypatch):
     """`scp` gives the copy the mode of the file, and the copy belongs to root."""
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o077)
@@ -132,7 +130,7 @@ def test_the_user_of_the_coordinator_can_read_a_copy_of_the_first_run(tmp_path, 
     assert (tmp_path / "fleet/first.toml").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_fleet_with_a_queue_that_is_there_is_not_written_over(folder, capsys):
+def test_init_does_not_overwrite_an_existing_fleet_with_a_queue(folder, capsys):
     before = bytes_in(folder)
     for more in (["--queue"], []):
         assert init("fleet", *more) == 2
@@ -144,7 +142,7 @@ def test_a_fleet_with_a_queue_that_is_there_is_not_written_over(folder, capsys):
     assert len(said.splitlines()) == 1 and bytes_in(folder) == before
 
 
-def test_an_init_that_was_interrupted_after_the_first_run_was_written_can_be_repeated(folder, capsys):
+def test_an_init_that_was_interrupted_after_the_first_run_file_can_be_repeated(folder, capsys):
     before = bytes_in(folder)
     for name in ("fleet.toml", "targets.json"):
         (folder / name).unlink()
@@ -160,7 +158,7 @@ def test_an_init_that_was_interrupted_after_the_first_run_was_written_can_be_rep
     assert (folder / "first.toml").read_text() == "# mine\n"
 
 
-def test_a_mistake_in_the_addresses_leaves_no_file_of_a_run(tmp_path, monkeypatch, capsys):
+def test_an_init_with_wrong_addresses_writes_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for address, words in {"10.0.1.0": "have the same address", "@": "is not a host"}.items():
         assert init("fleet", "--queue", "--device", f"board-9={address}") == 2
@@ -169,7 +167,7 @@ def test_a_mistake_in_the_addresses_leaves_no_file_of_a_run(tmp_path, monkeypatc
     assert init("fleet", "--queue") == 0
 
 
-def test_a_board_is_added_to_a_fleet_with_a_queue(folder):
+def test_init_adds_a_board_to_a_fleet_with_a_queue(folder):
     run = (folder / "first.toml").read_bytes()
     assert main(["init", "fleet", "--device", "board-9=10.0.1.9"]) == 0
     fleet = read_fleet(folder / "fleet.toml")
@@ -178,7 +176,7 @@ def test_a_board_is_added_to_a_fleet_with_a_queue(folder):
 
 
 @pytest.mark.parametrize("step", ["plan", "doctor"])
-def test_plan_and_doctor_print_no_bytes_of_a_board_for_a_new_fleet_with_a_queue(
+def test_plan_and_doctor_report_unknown_bytes_for_a_fleet_with_a_queue(
     folder, tmp_path, monkeypatch, capsys, step
 ):
     ssh = tmp_path / "bin/ssh"
@@ -195,7 +193,7 @@ def test_plan_and_doctor_print_no_bytes_of_a_board_for_a_new_fleet_with_a_queue(
     assert json.loads(capsys.readouterr().out)["bytes"] == words
 
 
-def test_a_new_fleet_has_the_rules_against_lying_devices_that_its_method_accepts(folder):
+def test_a_new_fleet_has_the_robust_rules_that_its_method_accepts(folder):
     assert read_toml(folder / "first.toml")["policy"]["robust"] == {"weights": "cap"}
     assert robust_for({"name": "fedproto"}) == {"prototypes": "clip_median"}
     both = {"name": "fedproto", "average_models": True}
