@@ -39,7 +39,10 @@ class AnswerFetcher:
         # Device -> seconds between two requests for the same block. A device is in this dict if its fetch was
         # stopped before the end of the round.
         self._retry_seconds: dict[str, float] = {}
-        self._response_time = ResponseTime()  # shared by all fetches
+        self._response_time = ResponseTime()
+        self._response_times: dict[
+            str, ResponseTime
+        ] = {}  # Device -> its own, which also raises that of all.
         self._with_unfinished: set[str] = set()  # devices whose update was received only in part
         # Device -> the last offer of this device whose manifest is sent as an object.
         self._indirect_offers: dict[str, IndirectManifest] = {}
@@ -189,7 +192,8 @@ class AnswerFetcher:
         def send(request: BlockRequest) -> None:
             self._link.send(device, request)
 
-        return ObjectFetch(partial, send, self._response_time, retry, self._link.kinds)
+        times = self._response_times.setdefault(device, ResponseTime(self._response_time))
+        return ObjectFetch(partial, send, times, retry, self._link.kinds)
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
         arrays = self._stores(received.sender).open(name)

@@ -14,7 +14,7 @@ from protofleet.protocol.link.block_count import BlockCount, CountedSpan
 from protofleet.protocol.link.progress import ProgressReports, TransferProgress
 from protofleet.protocol.storage.partial import Partial
 from protofleet.protocol.wire.arrays import ON_THE_WIRE
-from protofleet.protocol.wire.blocks import decrypted
+from protofleet.protocol.wire.blocks import DEFAULT_BLOCK, decrypted
 from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.kinds import Kinds
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
@@ -27,9 +27,13 @@ LONGEST_RETRY_SECONDS: Final = 20.0
 SILENT_SECONDS: Final = 8.0
 # A block is late after this number of usual gaps between two blocks. Then the block may be requested again.
 GAPS: Final = 2.0
-# Longest gap between two blocks, in seconds; a longer measured time is treated as this time. On a line of 130 kbit/s,
-# blocks of 64 KiB arrive at this interval.
+# Longest gap between two blocks, in seconds; a longer measured time is treated as this time. Large blocks may take
+# longer: the time of a block on the slowest line.
 LONGEST_GAP_SECONDS: Final = 4.0
+SLOWEST_LINE: Final = 8_000.0  # bytes per second, 64 kbit/s
+# Bytes per second, 1 Mbit/s. Before anything is known about the line, the first block has the time that it takes on such
+# a line.
+USUAL_LINE: Final = 125_000.0
 
 Send = Callable[[BlockRequest], None]
 
@@ -37,20 +41,28 @@ Send = Callable[[BlockRequest], None]
 class ResponseTime:
     """The recent time between a request and its first block, measured over several fetches.
 
-    If a sender serves many fetches at a time, a late block is often not lost, but waits for its turn.
+    If a sender serves many fetches at a time, a late block is often not lost, but waits for its turn. So the times of
+    one sender also raise `of_all`, the time of all senders, and a sender has the longer one of both.
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, of_all: ResponseTime | None = None) -> None:
+        self._seconds, self._block, self._of_all = 0.0, DEFAULT_BLOCK, of_all
 
-    def note(self, seconds: float) -> None:
-        """Adapt the response time to a new measurement: raise it fast, and lower it slowly."""
-        more = min(seconds, LONGEST_GAP_SECONDS) - self.seconds
-        self.seconds += more / 2 if more > 0 else more / 8
+    def seconds(self, block: int) -> float:
+        """Return the time for a block of this many bytes, or 0 if nothing was measured.
 
-    @property
-    def patience(self) -> float:
-        return min(GAPS * self.seconds, SILENT_SECONDS)
+        A larger block than the measured one needs more time. Below DEFAULT_BLOCK, the size makes hardly a difference.
+        """
+        own = self._seconds * max(1.0, block / self._block)
+        return max(own, self._of_all.seconds(block)) if self._of_all else own
+
+    def note(self, seconds: float, block: int) -> None:
+        """Adapt the response time to a new measurement: raise it at once, and lower it slowly."""
+        before = self._seconds * max(1.0, block / self._block)
+        self._seconds = max(seconds, before + (seconds - before) / 8)
+        self._block = max(block, DEFAULT_BLOCK)
+        if self._of_all:
+            self._of_all.note(seconds, block)
 
 
 class ObjectFetch:
@@ -70,7 +82,11 @@ class ObjectFetch:
         self.asked: dict[int, float] = {}  # maps each requested block to the time of its first request
         self._oldest = float("inf")  # no block in `asked` was requested before this time
         self._next = 0  # all blocks with a lower index are here or were requested
+        self._first_block = min(self.manifest.block, self.manifest.size)
+        self._longest_gap = max(LONGEST_GAP_SECONDS, self._first_block / SLOWEST_LINE)
         self.retry = retry
+        if not response_time.seconds(self._first_block):
+            self.retry = max(retry, min(GAPS * self._first_block / USUAL_LINE, LONGEST_GAP_SECONDS))
         self._gap = 0.0  # recent time between two blocks, in seconds
         # Time when the last block arrived; before any block, the time of the first request.
         self._nothing_since = float("-inf")
@@ -180,17 +196,18 @@ class ObjectFetch:
         fresh = self.partial.write(index, data)
         self.asked.pop(index, None)
         if fresh:
+            gap = min(now - self._nothing_since, self._longest_gap)
             if not self._any_came:
-                self._response_time.note(now - self._nothing_since)
+                self._response_time.note(gap, self._first_block)
             self._any_came, self.retry = True, RETRY_SECONDS
-            gap = min(now - self._nothing_since, LONGEST_GAP_SECONDS)
             self._gap, self._nothing_since = max(gap, self._gap / 2), now
             self.wake_at = now + self._pause
         return fresh
 
     @property
     def _pause(self) -> float:
-        return max(self.retry, GAPS * self._gap if self._any_came else self._response_time.patience)
+        usual = self._gap if self._any_came else self._response_time.seconds(self._first_block)
+        return max(self.retry, GAPS * min(usual, self._longest_gap))
 
     def progress(self, now: float) -> TransferProgress | None:
         """Return the progress of a long transfer every few seconds, otherwise None."""

@@ -70,6 +70,14 @@ LIMITS: Final = (
         "protofleet.protocol.link.fetch.LONGEST_GAP_SECONDS",
     ),
     (
+        "bytes a second of the slowest line; the time of a block on it may be longer than those 4 s",
+        "protofleet.protocol.link.fetch.SLOWEST_LINE",
+    ),
+    (
+        "bytes a second at which the first block from a new sender is expected, within 4 s",
+        "protofleet.protocol.link.fetch.USUAL_LINE",
+    ),
+    (
         "pause between requests, in seconds, at which a sender counts as silent",
         "protofleet.protocol.link.fetch.SILENT_SECONDS",
     ),

@@ -19,6 +19,7 @@ from protofleet.protocol.link.broadcast import (
     Broadcast,
 )
 from protofleet.protocol.link.fetch import (
+    LONGEST_GAP_SECONDS,
     LONGEST_RETRY_SECONDS,
     RETRY_SECONDS,
     SILENT_SECONDS,
@@ -29,22 +30,26 @@ from protofleet.protocol.link.fetch import (
 )
 from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.storage.store import ObjectStore
-from protofleet.protocol.wire.blocks import length_of
+from protofleet.protocol.wire.arrays import encode
+from protofleet.protocol.wire.blocks import DEFAULT_BLOCK, length_of
 from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
-from tests.protocol.objects import ARRAYS, BLOCK, block
+from tests.protocol.ends import weights
+from tests.protocol.objects import ARRAYS, BLOCK, BODY, block
 from tests.support.steps import steps_of
 
 BLOCKS = 8
+LARGE_BLOCK = 262_144
+LARGE = weights(7 * LARGE_BLOCK // 4 + 1000)  # 8 blocks; the last one is shorter.
 
 
 class Puller:
     """A fetch with the wants that it sent and the blocks that have arrived."""
 
-    def __init__(self, store, manifest):
+    def __init__(self, store, manifest, body=BODY, response_time=None):
         self.wants: list[BlockRequest] = []
-        self.response_time = ResponseTime()
+        self.body, self.response_time = body, response_time or ResponseTime()
         self.fetch = ObjectFetch(store.begin(manifest), self.wants.append, self.response_time)
         self.came: set[int] = set()
 
@@ -56,7 +61,7 @@ class Puller:
 
     def comes(self, index, now=0.0):
         self.came.add(index)
-        return self.fetch.store(index, block(self.fetch.partial.manifest, index), now)
+        return self.fetch.store(index, block(self.fetch.partial.manifest, index, self.body), now)
 
 
 @pytest.fixture
@@ -122,8 +127,7 @@ def test_missing_blocks_are_requested_again_after_longer_and_longer_waits(puller
         assert puller.fetch.wake_at == now + longest_pause, "it comes without a gap, so this was no slow line"
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
-def test_at_most_two_blocks_are_requested_twice_on_a_slow_line(puller, seconds):
+def fetch_over_a_line(puller, seconds):
     """Each block takes this long, also a repeated one, and blocks arrive in the order of the requests."""
     puller.fetch.fill(64, 0.0)
     waiting, now = list(range(BLOCKS)), 0.0
@@ -134,7 +138,35 @@ def test_at_most_two_blocks_are_requested_twice_on_a_slow_line(puller, seconds):
             waiting += puller.asked()[-1]
         now = arrives
         puller.comes(waiting.pop(0), now)
-    assert sum(map(len, puller.asked())) <= BLOCKS + 2
+    return sum(map(len, puller.asked())) - BLOCKS
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
+def test_at_most_two_blocks_are_requested_twice_on_a_slow_line(puller, seconds):
+    assert fetch_over_a_line(puller, seconds) <= 2
+
+
+@pytest.mark.parametrize("kbits", [100, 250, 1000])
+def test_large_blocks_are_requested_once_when_the_line_is_known(store, kbits):
+    """The first fetch requests at most three blocks twice, and no later fetch requests a block twice."""
+    body, seconds, response_time = b"".join(encode(LARGE)), LARGE_BLOCK * 8 / kbits / 1000, ResponseTime()
+    repeated = []
+    for place in ("first", "second", "third"):
+        source = ObjectStore(store.folder / place, durable=False)
+        manifest = source.put(LARGE, LARGE_BLOCK)
+        own = ObjectStore(store.folder / place / "own", durable=False)
+        repeated.append(fetch_over_a_line(Puller(own, manifest, body, response_time), seconds))
+    assert repeated[0] <= 3 and repeated[1:] == [0, 0]
+
+
+def test_a_device_on_a_slow_line_keeps_its_own_response_time_among_fast_devices():
+    of_all = ResponseTime()
+    slow, fast = ResponseTime(of_all), ResponseTime(of_all)
+    slow.note(9.0, DEFAULT_BLOCK)
+    for _ in range(100):
+        fast.note(0.1, DEFAULT_BLOCK)
+    assert slow.seconds(DEFAULT_BLOCK) == 9.0 and fast.seconds(DEFAULT_BLOCK) == pytest.approx(0.1, abs=0.01)
+    assert slow.seconds(4 * DEFAULT_BLOCK) == 36.0 and slow.seconds(100) == 9.0
 
 
 def test_only_the_first_block_is_requested_again_until_a_block_has_arrived(puller):
@@ -149,20 +181,21 @@ def test_only_the_first_block_is_requested_again_until_a_block_has_arrived(pulle
 
 def test_a_slow_response_to_other_transfers_delays_the_repeated_request(puller):
     for _ in range(20):
-        puller.response_time.note(2.0)
+        puller.response_time.note(2.0, BLOCK)
     puller.fetch.fill(4, 0.0)
     puller.fetch.wake(3.9, 4)
-    assert len(puller.wants) == 1 and puller.fetch.wake_at == pytest.approx(4.0, abs=0.01)
+    assert len(puller.wants) == 1 and puller.fetch.wake_at == 4.0
     puller.fetch.wake(4.0, 4)
     assert puller.wants[-1].again
-    puller.comes(0, 4.5)
-    puller.comes(1, 4.5)
-    assert puller.response_time.seconds == pytest.approx(3.0, abs=0.01), (
-        "the second came at once, and tells nothing"
-    )
-    for _ in range(100):
-        puller.response_time.note(60.0)
-    assert puller.response_time.patience == SILENT_SECONDS, "however long others took"
+    puller.comes(0, 3.0)
+    puller.comes(1, 3.0)
+    assert puller.response_time.seconds(BLOCK) == 3.0, "the second came at once, and tells nothing"
+
+
+def test_the_response_time_of_other_transfers_delays_a_small_block_by_at_most_eight_seconds(puller):
+    puller.response_time.note(60.0, BLOCK)
+    puller.fetch.fill(4, 0.0)
+    assert puller.fetch.wake_at == 2 * LONGEST_GAP_SECONDS == 8.0
 
 
 def test_a_duplicate_block_does_not_postpone_the_next_request(puller):
