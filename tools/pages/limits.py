@@ -70,11 +70,11 @@ LIMITS: Final = (
         "protofleet.protocol.link.fetch.LONGEST_GAP_SECONDS",
     ),
     (
-        "bytes a second of the slowest line; the time of a block on it may be longer than those 4 s",
+        "bytes a second of the slowest line",
         "protofleet.protocol.link.fetch.SLOWEST_LINE",
     ),
     (
-        "bytes a second at which the first block from a new sender is expected, within 4 s",
+        "bytes a second of an unknown line",
         "protofleet.protocol.link.fetch.USUAL_LINE",
     ),
     (
