@@ -42,7 +42,8 @@ class ResponseTime:
     """The recent time between a request and its first block, measured over several fetches.
 
     If a sender serves many fetches at a time, a late block is often not lost, but waits for its turn. So the times of
-    one sender also raise `of_all`, the time of all senders, and a sender has the longer one of both.
+    one sender also raise `of_all`, the time of all senders, and a sender has the longer one of both. The time of all
+    senders is at most LONGEST_GAP_SECONDS, so that a slow sender hardly delays requests to others.
     """
 
     def __init__(self, of_all: ResponseTime | None = None) -> None:
@@ -54,7 +55,7 @@ class ResponseTime:
         A larger block than the measured one needs more time. Below DEFAULT_BLOCK, the size makes hardly a difference.
         """
         own = self._seconds * max(1.0, block / self._block)
-        return max(own, self._of_all.seconds(block)) if self._of_all else own
+        return max(own, self._of_all.seconds(DEFAULT_BLOCK)) if self._of_all else own
 
     def note(self, seconds: float, block: int) -> None:
         """Adapt the response time to a new measurement: raise it at once, and lower it slowly."""
@@ -62,7 +63,7 @@ class ResponseTime:
         self._seconds = max(seconds, before + (seconds - before) / 8)
         self._block = max(block, DEFAULT_BLOCK)
         if self._of_all:
-            self._of_all.note(seconds, block)
+            self._of_all.note(min(seconds, LONGEST_GAP_SECONDS), DEFAULT_BLOCK)
 
 
 class ObjectFetch:

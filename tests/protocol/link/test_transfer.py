@@ -167,6 +167,8 @@ def test_a_device_on_a_slow_line_keeps_its_own_response_time_among_fast_devices(
         fast.note(0.1, DEFAULT_BLOCK)
     assert slow.seconds(DEFAULT_BLOCK) == 9.0 and fast.seconds(DEFAULT_BLOCK) == pytest.approx(0.1, abs=0.01)
     assert slow.seconds(4 * DEFAULT_BLOCK) == 36.0 and slow.seconds(100) == 9.0
+    slow.note(100.0, LARGE_BLOCK)
+    assert fast.seconds(LARGE_BLOCK) == LONGEST_GAP_SECONDS, "a slow device hardly delays requests to others"
 
 
 def test_only_the_first_block_is_requested_again_until_a_block_has_arrived(puller):
