@@ -31,8 +31,7 @@ GAPS: Final = 2.0
 # longer: the time of a block on the slowest line.
 LONGEST_GAP_SECONDS: Final = 4.0
 SLOWEST_LINE: Final = 8_000.0  # bytes per second, 64 kbit/s
-# Bytes per second, 1 Mbit/s. Before anything is known about the line, the first block has the time that it takes on such
-# a line.
+# Bytes per second, 1 Mbit/s: the line that a receiver expects before it has measured one.
 USUAL_LINE: Final = 125_000.0
 
 Send = Callable[[BlockRequest], None]
