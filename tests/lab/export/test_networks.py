@@ -25,7 +25,7 @@ from tests.methods.served.trained import card_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # most of it is one fixture
 SHAPES = {1: lambda least: (least,), 2: lambda least: (6, least), 3: lambda least: (3, least, least)}
 RUN = ("onnx", "pt2", "torchscript")
-DEEP = {"resnet34", "resnet50", "resnet101", "resnet152", "googlenet", "mobilenet_v2"}
+DEEP = {"resnet34", "resnet50", "resnet101", "resnet152", "googlenet", "mobilenet_v2", "efficientnet_lite0"}
 # The same layers in other sizes as in resnet10, cnn4, cnn_fednh and cnn_mnist_conv.
 ALIKE = {"resnet18", "cnn_mnist", "cnn_fednh_small", "cnn_fednh_conv"}
 NETWORKS = sorted(RECIPES if os.environ.get("PROTOFLEET_DEEP") else RECIPES.keys() - DEEP - ALIKE)

@@ -14,7 +14,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.contract.public import PublicSet
-from tests.support.few_methods import FEW_STEPS, SHAPES, few, of_each_shape
+from tests.support.few_methods import FEW_STEPS, SHAPES, few, of_each_shape, with_own_arrays
 from tests.support.small_federation import POLICY, simulation
 
 HOME = Path(methods.__file__).parent
@@ -77,7 +77,7 @@ def test_a_variant_declares_exactly_the_arrays_that_it_sends(name, hyper):
     arrays_are_declared(plan_of(name, **hyper))
 
 
-@pytest.mark.parametrize("name", of_each_shape(METHODS))
+@pytest.mark.parametrize("name", of_each_shape(with_own_arrays(METHODS)))
 def test_the_closed_form_includes_the_statistics_of_batch_norm(name):
     cost_is_what_crosses(replace(plan_of(name), network=Network("cnn_bn", feature_size=8)), rounds=2)
 
@@ -87,7 +87,7 @@ def test_the_sent_bytes_equal_the_closed_form_when_no_device_holds_a_class(name)
     cost_is_what_crosses(plan_of(name), classes=((0, 2), (0,), (2,)))
 
 
-@pytest.mark.parametrize("name", of_each_shape(METHODS))
+@pytest.mark.parametrize("name", of_each_shape(with_own_arrays(METHODS)))
 def test_the_bytes_that_devices_count_equal_the_closed_form(name, tmp_path):
     """The meter counts the upload where it is sent. Costs are linear in prototypes, so one round covers all."""
     ranks = {}
