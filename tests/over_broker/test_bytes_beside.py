@@ -4,7 +4,8 @@ The test counts them on the wire of a real broker.
 """
 
 import contextlib
-from collections import Counter
+import statistics
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -27,8 +28,11 @@ LISTS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FO
 
 @pytest.fixture(scope="module")
 def cost(tmp_path_factory):
-    """Return the bytes of the packets of a round by (device, kind of message), without those of arrays."""
-    found = Counter()
+    """Return the bytes of the packets of a round by (device, kind of message), without those of arrays.
+
+    A loaded machine may repeat a message in one of the rounds, so the result is the median of all rounds.
+    """
+    found = defaultdict(Counter)
     with contextlib.ExitStack() as ends:
         try:
             made = Federation(
@@ -47,11 +51,19 @@ def cost(tmp_path_factory):
             {"counts": 72, "labels": 72, "prototypes": 3 * 4 * CLASSES * WIDTH}
         ] * ROUNDS
         for frame in f.proxy.seen:
-            if frame.party in (*NEW, OLD):
-                found[frame.party, frame.kind] += packet_bytes(frame.topic, len(frame.data))
+            if frame.party in (*NEW, OLD) and frame.kind in KINDS:
+                size = packet_bytes(frame.topic, len(frame.data))
+                found[frame.party, frame.kind][frame.header["round"]] += size
     for name in (*NEW, OLD):
-        found[name, "update"] -= ROUNDS * ARRAYS
-    return {key: bytes / (ROUNDS + 1) for key, bytes in found.items()}  # The evaluation is one more round.
+        found[name, "update"].subtract(dict.fromkeys(range(1, ROUNDS + 1), ARRAYS))
+    return {key: typical(sizes) for key, sizes in found.items()}
+
+
+def typical(sizes):
+    """Return the bytes of a typical round. A `want` names no round, so its bytes are shared by all rounds."""
+    if not sizes.keys() - {0}:
+        return sizes[0] / (ROUNDS + 1)  # The evaluation is one more round.
+    return statistics.median(sizes[number] for number in range(1, ROUNDS + 2))
 
 
 def test_a_device_needs_at_most_1000_bytes_a_round_in_addition_to_its_arrays(cost):
