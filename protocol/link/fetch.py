@@ -57,9 +57,9 @@ class ResponseTime:
         return max(own, self._of_all.seconds(DEFAULT_BLOCK)) if self._of_all else own
 
     def note(self, seconds: float, block: int) -> None:
-        """Adapt the response time to a new measurement: raise it at once, and lower it slowly."""
+        """Adapt the response time to a new measurement: raise it fast, and lower it slowly."""
         before = self._seconds * max(1.0, block / self._block)
-        self._seconds = max(seconds, before + (seconds - before) / 8)
+        self._seconds = before + (seconds - before) / (2 if seconds > before else 8)
         self._block = max(block, DEFAULT_BLOCK)
         if self._of_all:
             self._of_all.note(min(seconds, LONGEST_GAP_SECONDS), DEFAULT_BLOCK)

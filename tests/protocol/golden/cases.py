@@ -316,10 +316,10 @@ CASES |= {
         "coordinator", 25, State(True, "here", PLACE, RoundStatus(2, "", 1, None))
     ),
     "will of the coordinator": envelope_of("coordinator", 0, State(False, "connection lost", PLACE)),
-    "refusal, that envelope_of what it answers": envelope_of(
+    "refusal, that says what it answers": envelope_of(
         "coordinator", 22, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3))
     ),
-    "refusal, that envelope_of what it answers, sealed": sealed(
+    "refusal, that says what it answers, sealed": sealed(
         envelope_of("coordinator", 23, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3)))
     ),
     "bye, at the end of the run": envelope_of("board-7", 18, Bye("finished")),

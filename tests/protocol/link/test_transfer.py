@@ -162,13 +162,18 @@ def test_large_blocks_are_requested_once_when_the_line_is_known(store, kbits):
 def test_a_device_on_a_slow_line_keeps_its_own_response_time_among_fast_devices():
     of_all = ResponseTime()
     slow, fast = ResponseTime(of_all), ResponseTime(of_all)
-    slow.note(9.0, DEFAULT_BLOCK)
+    for _ in range(20):
+        slow.note(9.0, DEFAULT_BLOCK)
     for _ in range(100):
         fast.note(0.1, DEFAULT_BLOCK)
-    assert slow.seconds(DEFAULT_BLOCK) == 9.0 and fast.seconds(DEFAULT_BLOCK) == pytest.approx(0.1, abs=0.01)
-    assert slow.seconds(4 * DEFAULT_BLOCK) == 36.0 and slow.seconds(100) == 9.0
-    slow.note(100.0, LARGE_BLOCK)
-    assert fast.seconds(LARGE_BLOCK) == LONGEST_GAP_SECONDS, "a slow device hardly delays requests to others"
+    assert slow.seconds(DEFAULT_BLOCK) == pytest.approx(9.0, abs=0.01)
+    assert fast.seconds(DEFAULT_BLOCK) == pytest.approx(0.1, abs=0.01)
+    assert slow.seconds(4 * DEFAULT_BLOCK) == 4 * slow.seconds(100) == 4 * slow.seconds(DEFAULT_BLOCK)
+    for _ in range(20):
+        slow.note(100.0, LARGE_BLOCK)
+    assert fast.seconds(LARGE_BLOCK) == pytest.approx(LONGEST_GAP_SECONDS, abs=0.01), (
+        "a slow device hardly delays requests to others"
+    )
 
 
 def test_only_the_first_block_is_requested_again_until_a_block_has_arrived(puller):
@@ -186,12 +191,14 @@ def test_a_slow_response_to_other_transfers_delays_the_repeated_request(puller):
         puller.response_time.note(2.0, BLOCK)
     puller.fetch.fill(4, 0.0)
     puller.fetch.wake(3.9, 4)
-    assert len(puller.wants) == 1 and puller.fetch.wake_at == 4.0
+    assert len(puller.wants) == 1 and puller.fetch.wake_at == pytest.approx(4.0, abs=0.01)
     puller.fetch.wake(4.0, 4)
     assert puller.wants[-1].again
     puller.comes(0, 3.0)
     puller.comes(1, 3.0)
-    assert puller.response_time.seconds(BLOCK) == 3.0, "the second came at once, and tells nothing"
+    assert puller.response_time.seconds(BLOCK) == pytest.approx(2.5, abs=0.01), (
+        "the second came at once, and tells nothing"
+    )
 
 
 def test_the_response_time_of_other_transfers_delays_a_small_block_by_at_most_eight_seconds(puller):
