@@ -145,7 +145,10 @@ def test_no_job_is_submitted_if_no_controller_answers(slurm, place):
     ("option", "words"),
     [
         ("partition=nope", "Slurm refuses the job: invalid partition specified: nope; "),
-        ("partition=physics", "can't use this partition (physics allows physics) (`scontrol show partition` lists"),
+        (
+            "partition=physics",
+            "can't use this partition (physics allows physics) (`scontrol show partition` lists",
+        ),
         ("array=0-9", "slurm has array, which protofleet sets itself; leave it out"),
     ],
 )
