@@ -14,6 +14,10 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+# Small operations on two threads take three times the CPU time, because the threads wait for each other in a loop.
+# torch reads this when it is imported, also in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis  # Otherwise its plugin imports it at the very end, while threads of the tests still run.
 import pytest
 
