@@ -26,6 +26,7 @@ from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.given import ask_of, first_ask, round_of
 from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.torch_setup import one_thread
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.nets.catalog import Recipe
 from protofleet.methods.plugins import file
@@ -105,9 +106,9 @@ def simulate(
 
     With `reboots`, every half is built again from its `state()` before each round. The results must be the
     same as without `reboots`. If an update or a state is refused, a RunError is raised, and its message is
-    the reason.
+    the reason. torch uses one thread, so the results do not depend on the number of cores.
     """
-    with public_errors():
+    with public_errors(), one_thread():
         require_kinds(method, data, settings or {}, network)
         decode(Asked, plain({"rounds": rounds, "seed": seed}))
         known = {name: device_data(name, of) for name, of in data.items()}

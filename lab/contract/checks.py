@@ -13,8 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
-import torch
-
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard
@@ -24,6 +22,7 @@ from protofleet.lab.contract.worlds import ContractError, Subject, require, shar
 from protofleet.lab.simulation.federation import Simulation
 from protofleet.methods.contract.own_metrics import Metric
 from protofleet.methods.contract.plan import Network
+from protofleet.methods.contract.torch_setup import one_thread
 from protofleet.methods.nets.catalog import recipe_of
 from protofleet.methods.plugins.allowed import PlugIns
 from protofleet.methods.plugins.authors import AuthorError, words_of
@@ -169,11 +168,10 @@ def outcomes(checks: Mapping[str, Check], path: str) -> Iterator[CheckOutcome]:
 
     `path` is the author's own file. If one of its lines raises an exception, the outcome names that line.
     """
-    # The networks are so small that several threads would be slower than one.
-    torch.set_num_threads(1)
     for name, check in checks.items():
         started_at = time.perf_counter()
-        problem = problem_of(check, path)
+        with one_thread():
+            problem = problem_of(check, path)
         yield CheckOutcome(name, time.perf_counter() - started_at, problem)
 
 

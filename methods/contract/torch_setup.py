@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -16,6 +17,21 @@ def compute_deterministically(*, strict: bool) -> None:
     nothing.
     """
     torch.set_deterministic_debug_mode("error" if strict else "warn")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one torch thread in the block, as a device of a local run does.
+
+    Another number of threads gives other bits. With small networks it also costs a multiple of the CPU time, because
+    the threads wait for each other in a loop.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def one_thread_here(threads: int) -> Callable[[], None]:

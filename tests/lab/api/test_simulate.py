@@ -38,6 +38,23 @@ def test_simulate_gives_the_accuracies_of_a_federation_with_and_without_reboots(
     assert found.accuracy > 2 / 3 and len(found.rounds) == 3 and set(found.clients) == set(DATA)
 
 
+def test_simulate_uses_one_thread_of_torch_and_restores_the_number():
+    seen = set()
+
+    class Client(fedavg.Client):
+        def run(self, ask):
+            seen.add(torch.get_num_threads())
+            return super().run(ask)
+
+    method, before = protofleet.Method("none", fedavg.Hyper, fedavg.Server, Client), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        simulate(method, DATA, rounds=1, settings={"epochs": 1})
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_reboots_change_the_result_of_a_method_that_does_not_save_its_state():
     class Forgetful(fedavg.Server):
         def state(self):
