@@ -14,7 +14,7 @@ from benchmarks.harness.compare import once
 from benchmarks.harness.trees import ROOT, this_tree
 from benchmarks.measures.answers import Answers
 from benchmarks.measures.broadcast import Broadcast
-from benchmarks.measures.catalog import ALL
+from benchmarks.measures.catalog import ALL, LARGE_DEVICE
 from benchmarks.measures.crowd import Crowd, Restart
 from benchmarks.measures.engine_tasks import EngineTasks
 from benchmarks.measures.federation_tasks import FederationTasks
@@ -128,6 +128,8 @@ def started():
     found = {}
     for name in QUOTED:
         if name in (*PEERS, *ENGINES) and not WITH_PEERS:
+            continue
+        if ALL[name] is LARGE_DEVICE:  # tests/over_broker/test_memory_of_a_large_model.py starts it.
             continue
         one = smallest(ALL[name])
         if isinstance(one, Program):
