@@ -90,8 +90,8 @@ bench: $(VENV)/.dev mosquitto ## measure costs, as ratios to one run: make bench
 bench-check: $(VENV)/.dev mosquitto ## find measures that are worse than the last stored figures, in pairs with their commit
 	@$(BIN)/python -m benchmarks check $(ARGS)
 
-peers: $(VENV)/.all mosquitto ## start the benchmarks of other systems once, which are installed first: minutes
-	@PROTOFLEET_PEERS=1 $(BIN)/python -m pytest -n 0 -rP tests/benchmarks/test_quoted.py -k flower $(ARGS)
+peers: $(VENV)/.all mosquitto ## start each benchmark of the pages once, also those of other systems, which are installed first: minutes
+	@PROTOFLEET_PEERS=1 $(BIN)/python -m pytest -n 0 -rP tests/benchmarks/test_quoted.py $(ARGS)
 
 docs: $(VENV)/.docs ## build the documentation site in build/docs; a warning or a broken link is an error
 	@$(BIN)/python -m tools.site

@@ -19,7 +19,7 @@ def test_a_machine_without_a_gpu_prints_one_line_and_exits_with_0(monkeypatch, c
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("method", ["fcclplus", "fedavg", "fedgen", "fml"])
+@pytest.mark.parametrize("method", ["fcclplus", "fedavg"])
 def test_two_runs_on_the_cpu_have_the_same_accuracy(method, tmp_path):
     pair = program.pair(method, Wanted(3, 1, "cpu"), 0.0, lambda: 7_000_000)
     assert pair.problems == [] and pair.there.accuracy == pair.cpu.accuracy
