@@ -128,7 +128,10 @@ def test_missing_blocks_are_requested_again_after_longer_and_longer_waits(puller
 
 
 def fetch_over_a_line(puller, seconds):
-    """Each block takes this long, also a repeated one, and blocks arrive in the order of the requests."""
+    """Return how many blocks are requested twice on a line where each block, also a repeated one, takes this long.
+
+    Blocks arrive in the order of the requests.
+    """
     puller.fetch.fill(64, 0.0)
     waiting, now = list(range(BLOCKS)), 0.0
     while not puller.fetch.partial.complete:
