@@ -10,13 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
-
 from protofleet.lab.api.simulated import Federation, SimulatedRound
 from protofleet.lab.leakage.domain_samples import DomainSamples
 from protofleet.lab.leakage.observed import Exchange, Observed
 from protofleet.lab.local.experiment import Experiment
-from protofleet.methods.contract.torch_setup import compute_deterministically
+from protofleet.methods.contract.torch_setup import compute_as_a_device
 from protofleet.protocol.settings.reader import SettingsError
 
 FIRST_AND_LAST: Final[Collection[int]] = ()
@@ -34,10 +32,7 @@ def repeated(experiment: Experiment, rounds: Collection[int] = FIRST_AND_LAST) -
     """Repeat the experiment and keep the answers of these rounds, by default of the first and the last round."""
     if reason := unrepeatable(experiment):
         raise SettingsError(f"{experiment.name} cannot be repeated in one process: {reason}")
-    torch.set_num_threads(
-        1
-    )  # A device of a run uses one thread, and other numbers of threads give other bits.
-    compute_deterministically(strict=False)
+    compute_as_a_device()
     wanted = set(rounds) or {1, experiment.rounds}
     samples, kept = DomainSamples(experiment.shards, experiment.own_plugins.allowed()), list[Exchange]()
 

@@ -39,7 +39,7 @@ from protofleet.lab.local.sole_use import alone
 from protofleet.lab.report.run_page import final_table, write_report
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask
-from protofleet.methods.contract.torch_setup import compute_deterministically
+from protofleet.methods.contract.torch_setup import compute_as_a_device
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.settings.reader import SettingsError, encode, read_toml, write_toml
@@ -156,10 +156,7 @@ def rounds(experiment: Experiment, shards: Mapping[str, Shard], hyper: LocalHype
 
     The network is measured before each round and after the last one, in the same way as a global model.
     """
-    # With one thread, the results have the same bits on any number of cores. The devices of a run also use one
-    # thread.
-    torch.set_num_threads(1)
-    compute_deterministically(strict=False)
+    compute_as_a_device()
     x = torch.cat([shard.train.x for shard in shards.values()])
     y = torch.cat([shard.train.y for shard in shards.values()])
     model = experiment.plan.model().to(x.device)

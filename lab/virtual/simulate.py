@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.record import RoundRecord
@@ -36,7 +34,7 @@ from protofleet.lab.virtual.fleet import virtual_fleet
 from protofleet.lab.virtual.jobs import JobBuilder, JobHost
 from protofleet.lab.virtual.processes import job_host
 from protofleet.lab.virtual.profiles import ReadProfiles
-from protofleet.methods.contract.torch_setup import compute_deterministically
+from protofleet.methods.contract.torch_setup import compute_as_a_device
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.reader import SettingsError, write_toml
 from protofleet.protocol.storage.disk import Disk
@@ -111,7 +109,7 @@ def run_prepared(
     experiment.own_plugins.keep(folder)
     disk.replace(folder / "experiment.toml", write_toml(recorded(experiment)).encode())
     disk.replace(folder / PROFILES, read.text.encode())
-    set_up_torch()
+    compute_as_a_device()
     builder = job_builder(experiment)
     with (
         quiet(),
@@ -134,12 +132,6 @@ def job_builder(experiment: Experiment) -> JobBuilder:
     loader, allowed = Shards(), experiment.own_plugins.allowed()
     shards = {name: loader.load(data, allowed) for name, data in experiment.shards.items()}
     return JobBuilder(shards, experiment.shards, experiment.networks, loader, allowed)
-
-
-def set_up_torch() -> None:
-    """Compute with one thread, as the devices of a run do, so that the results have the same bits."""
-    torch.set_num_threads(1)
-    compute_deterministically(strict=False)
 
 
 @contextlib.contextmanager

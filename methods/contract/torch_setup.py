@@ -19,6 +19,12 @@ def compute_deterministically(*, strict: bool) -> None:
     torch.set_deterministic_debug_mode("error" if strict else "warn")
 
 
+def compute_as_a_device() -> None:
+    """Use one thread and deterministic operations, as a device of a local run does, so that results have its bits."""
+    torch.set_num_threads(1)
+    compute_deterministically(strict=False)
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Use one torch thread in the block, as a device of a local run does.

@@ -7,9 +7,8 @@ from protofleet.methods.contract.catalog import names
 from tests.support.few_methods import few_steps, with_own_arrays
 
 METHODS = names()
-ONE_OF_ALIKE = with_own_arrays(
-    METHODS
-)  # Methods with the same kinds of arrays send the same kinds of numbers.
+# Methods with the same kinds of arrays send the same kinds of numbers.
+ONE_OF_ALIKE = with_own_arrays(METHODS)
 pytestmark = pytest.mark.slow  # Up to six runs of each method.
 
 
